@@ -16,6 +16,8 @@ from weft.watch.heartbeat import Sign, State
 
 LEAVE_SECONDS = 2.0
 """How long a message of a rank that came to its end may still be on its way."""
+RETURN_SECONDS = 8.0
+"""How long a rank may need from `weft.shutdown` to the next `weft.init`, where others are already."""
 HANDLER_SECONDS = 5.0
 """How long a rank may handle an exception while all others wait for it."""
 HANDLER_NOTES = 8
@@ -95,7 +97,7 @@ class Judge:
         rest = [rank for rank, sign in signs.items() if sign.state is State.RUNNING]
         if not left:
             return None
-        stuck = [rank for rank in rest if signs[rank].waiting and self._idle(rank) > LEAVE_SECONDS]
+        stuck = [rank for rank in rest if signs[rank].waiting and self._idle(rank) > _patience(signs[rank])]
         named = [rank for rank in stuck if signs[rank].peer in left]
         if not named and not (stuck and len(stuck) == len(rest) and self._sees_all):
             return None
@@ -123,6 +125,10 @@ class Judge:
         ]
         head = "no rank gets on" if behind else "all ranks wait for each other"
         return Verdict("stalled", tuple(suspects), f"{head}: {'; '.join(parts)}")
+
+
+def _patience(sign: Sign) -> float:
+    return RETURN_SECONDS if sign.module == "weft.init" else LEAVE_SECONDS
 
 
 class Handler:

@@ -172,6 +172,13 @@ def test_the_words_for_leaving():
     assert leaving_text(1, Sign(), {0: Sign()}) == "rank 1 left while rank 0 still needs it"
 
 
+def test_a_rank_may_take_a_while_from_one_job_to_the_next():
+    signs = {0: FINISHING, 1: replace(FORWARD, phase="wait", module="weft.init", peer=0)}
+    assert Watch().look(3 * LEAVE_SECONDS, signs) is None
+    verdict = Watch().look(60, signs)
+    assert verdict is not None and verdict.kind == "left"
+
+
 BARRIER = replace(FORWARD, phase="collective", module="barrier()")
 ERROR = ValueError("broken")
 
