@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.refused import refuse_lonely_mpi
+from weft.compat.torch_sagemaker import names
 from weft.compat.variables import DEFAULTS, DEVICE, FRAMEWORK, OPEN_MPI, PARAMETERS
 from weft.errors import ConfigError, FormatError
 from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
@@ -32,6 +33,8 @@ _enabled = False
 def enable() -> None:
     """Make ``import smdistributed.modelparallel.torch as smp`` and its like work in this process; harmless twice.
 
+    ``import torch.sagemaker as tsm`` is among them.
+
     Call it before the script imports ``transformers``, which looks for the names at its own import.
     """
     global _enabled
@@ -42,6 +45,7 @@ def enable() -> None:
         sys.path.append(str(STAND_INS))
     if not _enabled:
         _enabled = True
+        names.install()
         os.environ |= open_mpi_environ(os.environ)
         if "WEFT_SHARED_FD" in os.environ and "LOCAL_RANK" in os.environ:  # Hugging Face's Trainer reads it
             os.environ.setdefault("SMDATAPARALLEL_LOCAL_RANK", os.environ["LOCAL_RANK"])
