@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -250,3 +251,25 @@ def test_habits_around_the_step(tmp_path):
 
 def test_habits_with_data_parallelism():
     assert losses(run(2, "habits_dp.py"))
+
+
+TSM = "train_llama_tsm.py"
+
+
+def test_the_second_version_shards_with_fsdp(tmp_path):
+    alone = losses(run(1, TSM, "--tied", 1))
+    assert close(losses(run(2, TSM, "--tied", 1, "--checkpoint_dir", tmp_path)), alone)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama-4steps", "llama-5steps"]
+    shutil.rmtree(tmp_path / "llama-5steps")
+    resumed = ("--tied", 1, "--resume", "--checkpoint_dir", tmp_path)
+    assert close(losses(run(4, TSM, *resumed, "--hybrid_shard_degree", 2)), alone[4:])
+    shutil.rmtree(tmp_path / "llama-5steps")
+    other = run(1, TSM, *resumed)
+    assert other.returncode and "was saved by 2 ranks, and 1 load it: start as many, or save" in other.stderr
+
+
+def test_the_second_version_makes_weights_late(tmp_path):
+    late = ("--max_steps", 3, "--delayed_param", 1)
+    assert close(losses(run(2, TSM, "--finetune", 1, *late)), losses(run(1, TSM, "--max_steps", 3)))
+    drawn = losses(run(2, TSM, "--tied", 1, "--hybrid_shard_degree", 1, *late))
+    assert close(drawn, losses(run(1, TSM, "--tied", 1, *late)))

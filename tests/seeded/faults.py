@@ -105,6 +105,13 @@ FAULTS = (
         "weighs microbatches by other tokens than the shifted loss of a causal model counts",
     ),
     Fault(
+        "compat/torch_sagemaker",
+        "compat/torch_sagemaker/delayed_param.py",
+        "if self._init is not None and (names or not any(map(_is_wrapped, module.modules()))):",
+        "if self._init is not None and names:",
+        "draws weights late without what a model's blocks do to those of their layers",
+    ),
+    Fault(
         "config",
         "config.py",
         'if complete["default_partition"] >= complete["partitions"]:',

@@ -1,4 +1,4 @@
-"""Names that existing scripts import: ``smdistributed.modelparallel`` and ``smdistributed.dataparallel``.
+"""Names that existing scripts import: ``smdistributed`` and its parts, and ``torch.sagemaker``.
 
 Nothing is installed under those names. ``weft run --smdistributed``, ``weft-python`` and :func:`enable` put them on the
 path of the processes that ask for them, and of their children.

@@ -12,6 +12,10 @@ class MissingPart(UsageError, ImportError):
     """An ``ImportError``, so that scripts that go another way without the part still do."""
 
 
+class MissingModule(MissingPart, ModuleNotFoundError):
+    """The same, for a module."""
+
+
 def need_tensorflow(name: str) -> None:
     """Raise what an import of the TensorFlow half of the original gets where there is no TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:

@@ -10,11 +10,30 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-from weft.compat.refused import MissingPart, refuse_unknown
+from weft.compat.refused import MissingModule, MissingPart, refuse_unknown
 
 ROOT = "torch.sagemaker"
 
-PLACES: Mapping[str, Mapping[str, str]] = {}
+PLACES: Mapping[str, Mapping[str, str]] = {
+    "": {"init": "state", "state": "state", "transform": "transform"},
+    "checkpoint.utils": dict.fromkeys(("SORT_BY_LAST_INT", "limit_num_subdirs"), "tools"),
+    "delayed_param": {"DelayedParamIniter": "delayed_param"},
+    "distributed.checkpoint.async_utils": {"AsyncCallsQueue": "checkpoint"},
+    "distributed.checkpoint.filesystem": dict.fromkeys(
+        ("DistributedFileSystemReader", "DistributedFileSystemWriter"), "checkpoint"
+    ),
+    "distributed.checkpoint.state_dict_loader": {"load": "checkpoint"},
+    "distributed.checkpoint.state_dict_saver": dict.fromkeys(
+        ("PyTorchDistSaveShardedStrategy", "async_save", "maybe_finalize_async_calls", "save"), "checkpoint"
+    ),
+    "distributed.checkpoint.state_dict_utils": dict.fromkeys(
+        ("SMStateDictType", "init_optim_state", "sm_state_dict_type"), "checkpoint"
+    ),
+    "grad_norm": {"clip_grad_norm_": "tools"},
+    "logger": {"get_logger": "tools"},
+    "utils.process_group_utils": {"get_global_ranks": "tools"},
+    "utils.utils": {"timeit": "tools"},
+}
 """For each module the names that work, each with the file here that has it."""
 
 LAYERS = (
@@ -29,10 +48,26 @@ EXPERTS = (
     "for experts on several ranks give weft.torch.DistributedModel(model) the setting expert_parallel_degree, or "
     "delete the argument config=... of transform to train them whole on every rank"
 )
+FILES = (
+    "save with torch.sagemaker.distributed.checkpoint.state_dict_saver.async_save, and load with "
+    "torch.sagemaker.distributed.checkpoint.state_dict_loader.load"
+)
 MISSING: Mapping[str, Mapping[str, str]] = {
-    "": {},
+    "checkpoint": {},
     "distributed": {},
+    "distributed.checkpoint": {},
     "distributed.fsdp": {},
+    "distributed.fsdp.checkpoint": dict.fromkeys(
+        (
+            "EXPORT_KEY_IDENTITY",
+            "EXPORT_KEY_MODEL",
+            "EXPORT_KEY_OPTIMIZER",
+            "EXPORT_KEY_SCHEDULER",
+            "load_model_checkpoint",
+            "save_model_checkpoint",
+        ),
+        FILES,
+    ),
     "distributed.fsdp.fully_sharded_data_parallel": {
         "register_tp_processing_pre_comm_hook": "delete the call: nothing is cut into tensor-parallel parts here"
     },
@@ -45,6 +80,7 @@ MISSING: Mapping[str, Mapping[str, str]] = {
     "nn.huggingface.llama_flashattn": {"LlamaFlashAttention": ATTENTION},
     "tensor_parallel": {},
     "tensor_parallel.transformer": {"TETransformerLayer": LAYERS, "TransformerLayer": LAYERS},
+    "utils": {},
 }
 """For each module the names that are refused, each with what to do instead."""
 AT_IMPORT = ("tensor_parallel.transformer",)
@@ -58,7 +94,7 @@ class Finder(MetaPathFinder, Loader):
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
         if inside(fullname) not in {*PLACES, *MISSING}:
-            raise MissingPart(
+            raise MissingModule(
                 f"weft has no module {fullname}: docs/migration.md lists what it has of the second version"
             )
         return ModuleSpec(fullname, self, origin=__file__, is_package=True)
