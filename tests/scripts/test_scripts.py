@@ -273,3 +273,35 @@ def test_the_second_version_makes_weights_late(tmp_path):
     assert close(losses(run(2, TSM, "--finetune", 1, *late)), losses(run(1, TSM, "--max_steps", 3)))
     drawn = losses(run(2, TSM, "--tied", 1, "--hybrid_shard_degree", 1, *late))
     assert close(drawn, losses(run(1, TSM, "--tied", 1, *late)))
+
+
+FIRST_HAS_WEIGHTS = """
+import torch, torch.sagemaker as tsm
+from torch import nn
+tsm.init()
+rank = tsm.state.world_process_group.rank()
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.b.weight = self.a.weight
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("number", torch.tensor(3 + rank), persistent=False)
+
+torch.manual_seed(rank)
+with torch.device("meta" if rank else "cpu"):
+    model = Tied()
+assert tsm.transform(model, load_state_dict_from_rank0=True) is model and model.b.weight is model.a.weight
+assert model.mask.tolist() == [True, False] and model.number == 3
+torch.manual_seed(0)
+assert torch.equal(model.a.weight, nn.Linear(2, 2).weight)
+tsm.transform(nn.Linear(2, 2 + rank), load_state_dict_from_rank0=True)
+"""
+
+
+def test_the_second_version_sends_the_first_ranks_weights():
+    done = run(2, FIRST_HAS_WEIGHTS)
+    assert done.returncode and "rank 1 and rank 0 have other models, ('weight', (3, 2)" in done.stderr, (
+        done.stderr
+    )
