@@ -318,23 +318,25 @@ def scripts_in_16_bits() -> None:
             model.backward(loss)
             return loss
 
-        losses = []
+        losses, norms = [], []
         for number in range(STEPS):
             optimizer.zero_grad()
             losses.append(step(model, *batch(number)).reduce_mean().item())
-            if degree == 1:
-                optimizer.clip_master_grads(CLIP)
+            norm = optimizer.clip_master_grads(CLIP) if degree == 1 else None
             optimizer.step()
-        state = optimizer.state_dict()
+            norms.append(float(optimizer._global_grad_norm if norm is None else norm))
+        state = optimizer.save_optimizer_backcompat() if degree > 1 else optimizer.state_dict()
         assert not any(is_sharded(value) for value in state["fp32_masters"].values())
-        optimizer.load_state_dict(state)
-        records.append((losses, state["fp32_masters"]))
+        optimizer.load_optimizer_backcompat(state)
+        records.append((losses, norms, state["fp32_masters"]))
         if degree > 1:
             with told(UsageError, "cpu() does not fit sharded_data_parallel_degree"):
                 model.cpu()
         del model, optimizer
     smp.init({"bf16": False})
-    (losses, masters), (sharded_losses, sharded_masters) = records
+    (losses, norms, masters), (sharded_losses, sharded_norms, sharded_masters) = records
+    assert min(norms) > CLIP, "nothing is clipped"
+    assert all(abs(a - b) < 2e-2 * b for a, b in zip(norms, sharded_norms, strict=True)), records
     assert all(abs(a - b) < 2e-2 * b for a, b in zip(losses, sharded_losses, strict=True)), records
     for number, master in masters.items():
         torch.testing.assert_close(sharded_masters[number], master, rtol=2e-2, atol=2e-2)

@@ -325,20 +325,22 @@ def scripts_in_16_bits() -> None:
             model.backward(loss)
             return loss
 
-        losses = []
+        losses, norms = [], []
         for number in range(STEPS):
             optimizer.zero_grad()
             losses.append(step(model, *batch(number)).reduce_mean().item())
-            if degree == 1:
-                optimizer.clip_master_grads(0.05)
+            norm = optimizer.clip_master_grads(0.05) if degree == 1 else None
             optimizer.step()
+            norms.append(float(optimizer._global_grad_norm if norm is None else norm))
         state = optimizer.state_dict()
         optimizer.load_state_dict(state)
-        records.append((losses, state["fp32_masters"]))
+        records.append((losses, norms, state["fp32_masters"]))
         del model, optimizer
     smp.init({"bf16": False})
-    (losses, masters), (shared_losses, shared_masters) = records
+    (losses, norms, masters), (shared_losses, shared_norms, shared_masters) = records
+    assert min(norms) > 0.05, "nothing is clipped"
     assert shared_losses == pytest.approx(losses, rel=1e-3)
+    assert shared_norms == pytest.approx(norms, rel=1e-2)
     assert masters.keys() == shared_masters.keys()
     for number, master in masters.items():
         torch.testing.assert_close(shared_masters[number], master, rtol=1e-3, atol=1e-4)

@@ -215,3 +215,14 @@ def test_a_state_with_other_groups_is_refused():
         UsageError, match="the state has 1 groups of parameters, the optimizer has 2: build the"
     ):
         job.optimizer.load_state_dict(content)
+
+
+def test_the_norm_before_clipping_is_there_where_step_clips():
+    job = Job()
+    job.train(0, 1)
+    assert not hasattr(job.optimizer, "_global_grad_norm")
+    with pytest.raises(AttributeError, match="it is there with sharded_data_parallel_degree above 1"):
+        _ = job.optimizer._global_grad_norm
+    kept = job.optimizer.save_optimizer_backcompat(gather_if_shard=False)
+    job.optimizer.load_optimizer_backcompat(kept)
+    assert kept["_smp_is_partial"] and kept.keys() == job.optimizer.local_state_dict().keys()

@@ -64,6 +64,17 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         scales = bool(state.cfg.fp16)
         self.loss_scaler = LossScale.of(scales, static_loss_scale, dynamic_loss_scale, arguments)
         self.overflow = False
+        if state.cfg.sharded_data_parallel_degree > 1:
+            self._global_grad_norm: Any = None
+            """Of the last step's gradients before they were clipped; -1 if that step overflowed."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_global_grad_norm":
+            raise AttributeError(
+                "the optimizer has no _global_grad_norm: it is there with sharded_data_parallel_degree above 1, where "
+                "step() clips; else torch.nn.utils.clip_grad_norm_(model.parameters(), ...) returns the norm"
+            )
+        return super().__getattr__(name)
 
     @property
     def loss_scale(self) -> float:
@@ -95,6 +106,14 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         content = super().local_state_dict(gather_if_shard)
         content["_smp_is_partial"] = True
         return content
+
+    def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """As :meth:`local_state_dict`."""
+        return self.local_state_dict(gather_if_shard)
+
+    def load_optimizer_backcompat(self, state_dict: Mapping[str, Any]) -> None:
+        """As :meth:`load_state_dict`."""
+        self.load_state_dict(state_dict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take this rank's part of a whole state, or of the partial ones of all ranks of the pipeline.
@@ -151,9 +170,10 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         if state.cfg.sharded_data_parallel_degree > 1:  # as the original does, always
             stepped = [p for group in self.param_groups for p in group["params"]]
             if session_of.session().pipeline is None:
-                clip_along(None, stepped, state.cfg.sdp_gradient_clipping)
+                norm = clip_along(None, stepped, state.cfg.sdp_gradient_clipping)
             else:
-                clip_grad_norm_(stepped, state.cfg.sdp_gradient_clipping)
+                norm = clip_grad_norm_(stepped, state.cfg.sdp_gradient_clipping)
+            self._global_grad_norm = norm
         return super()._update()
 
     def orig_state_dict(self) -> dict[str, Any]:
@@ -302,6 +322,8 @@ class MasterOptimizer(DistributedOptimizer):
         self._ready, self._scale = False, None
         self.loss_scaler.update(self.overflow)
         if self.overflow:
+            if state.cfg.sharded_data_parallel_degree > 1:
+                self._global_grad_norm = torch.tensor(-1.0)
             return None
         return super().step(closure)
 
