@@ -101,6 +101,28 @@ def test_as_gpt2():
         translations("gptj")[0](ours.state_dict())
 
 
+def test_a_layer_as_gpt2s():
+    from weft.compat.modelparallel.tensor_parallel.huggingface import layer_translations
+
+    to, back = layer_translations("gpt2")
+    theirs = bold(transformers.GPT2LMHeadModel(gpt2())).transformer.h[1].eval()
+    ours = DistributedTransformerLayer(
+        **SHAPE, activation="gelu_new", causal_mask_size=LENGTH, pre_layernorm=True, post_layernorm=False
+    ).eval()  # fmt: skip
+    ours.load_state_dict(back(theirs.state_dict()))
+    states = torch.randn(2, 5, WIDTH)
+    expected = theirs(
+        states, attention_mask=torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
+    )
+    expected = expected if isinstance(expected, torch.Tensor) else expected[0]
+    assert torch.allclose(ours((states, None))[0], expected, atol=1e-5)
+    again = to(ours.state_dict())
+    assert again.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(value, again[name]) for name, value in theirs.state_dict().items())
+    with pytest.raises(UsageError, match=r"lm_head\.weight has no place"):
+        back({"lm_head.weight": torch.ones(1)})
+
+
 def test_as_gpt2_with_other_states():
     to, _ = translations("gpt2")
     theirs = transformers.GPT2LMHeadModel(gpt2(add_cross_attention=True)).eval()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.errors import UsageError
 
-from .translation import from_hf, to_hf
+from .translation import from_hf, layer_from_hf, layer_to_hf, to_hf
 
 Translate = Callable[..., dict[str, Any]]
 Hooks = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
@@ -33,6 +33,20 @@ def translations(model: str) -> tuple[Translate, Translate]:
 
     to.__doc__ = to_hf.__doc__
     back.__doc__ = from_hf.__doc__
+    return to, back
+
+
+def layer_translations(model: str) -> tuple[Translate, Translate]:
+    """As :func:`translations`, for the state of one layer."""
+
+    def to(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        return layer_to_hf(state_dict, model)
+
+    def back(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        return layer_from_hf(state_dict, model)
+
+    to.__doc__ = layer_to_hf.__doc__
+    back.__doc__ = layer_from_hf.__doc__
     return to, back
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -136,8 +136,42 @@ def from_hf(state: Mapping[str, Any], model: str) -> State:
     Raises:
         UsageError: A tensor has no place there.
     """
+    return _from_hf(state, model) if DistributedTransformerLMHead.any_built else dict(state)
+
+
+def layer_to_hf(state: Mapping[str, Any], model: str) -> State:
+    """The state of one :class:`DistributedTransformerLayer` with the names of a layer of Hugging Face's ``model``.
+
+    Raises:
+        UsageError: A tensor has no place there.
+    """
+    return _of_layer(to_hf, state, model, _LAYERS, _LAYERS_THERE[model])
+
+
+def layer_from_hf(state: Mapping[str, Any], model: str) -> State:
+    """The state of one layer of Hugging Face's ``model`` with the names of a :class:`DistributedTransformerLayer`.
+
+    Raises:
+        UsageError: A tensor has no place there.
+    """
+    return _of_layer(_from_hf, state, model, _LAYERS_THERE[model], _LAYERS)
+
+
+def _of_layer(
+    translate: Callable[[Mapping[str, Any], str], State],
+    state: Mapping[str, Any],
+    model: str,
+    here: str,
+    there: str,
+) -> State:
+    """The state of one layer, as the first layer of a model that has no more."""
+    result = translate({f"{here}0.{name}": value for name, value in state.items()}, model)
+    return {name.removeprefix(f"{there}0."): value for name, value in result.items()}
+
+
+def _from_hf(state: Mapping[str, Any], model: str) -> State:
     prefix, plain = _bare(state)
-    if not DistributedTransformerLMHead.any_built or any(name.startswith(_LAYERS) for name in plain):
+    if any(name.startswith(_LAYERS) for name in plain):
         return dict(state)
     _need(model)
     halves = {there: own for own, there in _HALVES[model].items()}
