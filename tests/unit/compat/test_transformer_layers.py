@@ -402,3 +402,25 @@ def test_what_cannot_be_registered():
         third = Third(4)
     with pytest.raises(UsageError, match=r"the init_hook .* gave int: return \(args, kwargs\)"):
         contexts.replaced(third)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_model_creation_with_tensor_parallelism_is_that_context(wanted):
+    from weft.compat.modelparallel import interface
+    from weft.compat.modelparallel.tensor_parallel import contexts
+
+    class Before(nn.Module):
+        pass
+
+    class After(nn.Module):
+        def __init__(self, fused_softmax=False):
+            super().__init__()
+            self.fused_softmax = fused_softmax
+
+    interface.tp_register_with_module(Before, After)
+    with interface.model_creation(tensor_parallelism=wanted, dtype=torch.float32, fused_softmax=True):
+        net = nn.Sequential(Before(), nn.Linear(2, 2))
+    net.append(Before())
+    contexts.replaced(net)
+    assert isinstance(net[0], After) is wanted and isinstance(net[2], Before)
+    assert not wanted or net[0].fused_softmax

@@ -17,6 +17,7 @@ from weft.compat.modelparallel.tensor_parallel import (
     tp_register,
     tp_register_with_module,
 )
+from weft.compat.modelparallel.tensor_parallel import tensor_parallelism as split_tensors
 from weft.torch import (
     StepOutput,
     delay_param_initialization,
@@ -61,7 +62,7 @@ def model_creation(
 ) -> Iterator[None]:
     """Modules built inside take no memory until the partition, and their parameters are of ``dtype``.
 
-    ``tp_config`` is for tensor parallelism and changes nothing.
+    ``tensor_parallelism``: as in :func:`tensor_parallelism` with ``tp_config``; without it that changes nothing.
     """
     before = torch.get_default_dtype()
     with ExitStack() as stack:
@@ -69,6 +70,8 @@ def model_creation(
             torch.set_default_dtype(dtype)
             stack.callback(torch.set_default_dtype, before)
         stack.enter_context(delay_param_initialization())
+        if tensor_parallelism:
+            stack.enter_context(split_tensors(**tp_config))
         yield
 
 
