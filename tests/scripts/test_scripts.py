@@ -121,8 +121,14 @@ def test_gpt_neox_logs_by_logging(tmp_path):
 
 def test_gpt_with_tensor_parallelism(tmp_path):
     script, kept = "train_gpt_tp.py", ("--model_dir", tmp_path)
-    alone = losses(run(1, script, *kept))
-    assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *kept)), alone)
+    one = run(1, script, *kept)
+    alone = losses(one)
+    two = run(2, script, "--tensor_parallel_degree", 2, *kept)
+    assert close(losses(two), alone)
+    norms = [[float(text) for text in re.findall(r"norm: (\S+)", done.stdout)] for done in (one, two)]
+    assert len(norms[0]) == 4 and close(norms[1], norms[0], 1e-3), (
+        "the script's own, of the parts that ranks hold"
+    )
     apart = ("--prescaled_batch", 0, "--train_batch_size", 4, *kept)
     assert close(losses(run(2, script, "--tensor_parallel_degree", 2, *apart)), alone)
     saved = torch.load(tmp_path / "hf.pt", weights_only=True)

@@ -73,6 +73,14 @@ def train_step(model, optimizer, input_ids, attention_mask, args):
     return loss
 
 
+def gradient_norm(model):
+    """Ranks that split tensors have the same gradients, but for parameters that they hold parts of."""
+    counted = [p for p in model.local_parameters() if smp.tp_rank() == 0 or model.is_distributed_parameter(p)]
+    total = sum((p.grad.float().square().sum() for p in counted if p.grad is not None), torch.zeros(()))
+    torch.distributed.all_reduce(total, group=smp.get_mp_process_group())
+    return total.sqrt().item()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tensor_parallel_degree", type=int, default=1)
@@ -136,8 +144,10 @@ def main():
         attention_mask = torch.zeros_like(input_ids)
         optimizer.zero_grad(set_to_none=True)
         loss = train_step(model, optimizer, input_ids, attention_mask, args).reduce_mean()
+        norm = gradient_norm(model)
         optimizer.step()
         if smp.rank() == 0:
+            print(f"({step}) norm: {norm:.6f}")
             print(f"({step}) loss: {loss.item():.6f}")
 
     kinds = {type(m).__name__ for m in model.modules()}

@@ -17,6 +17,7 @@ from weft.errors import UsageError
 from weft.torch import model as weft_model
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_tensors, gather_texts
+from weft.torch.tensor_parallel import axes_of
 from weft.torch.tensors.marks import WRAPPER
 from weft.torch.tensors.nested import replace
 
@@ -171,15 +172,27 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
     _register_comm_hook = weft_model.DistributedModel.register_comm_hook
     """The name that it had before 1.3."""
 
-    # --- tensor parallelism: nothing is split ---------------------------------------------------------------
+    # --- tensor parallelism ---------------------------------------------------------------------------------
 
     def distributed_modules(self) -> Iterator[nn.Module]:
-        """The modules whose tensors are split: none."""
-        return iter(())
+        """The modules of which this rank holds parts of parameters; known after the first step."""
+        for module in self.module.modules():
+            if any(map(self.is_distributed_parameter, module.parameters(recurse=False))):
+                yield module
 
     def is_distributed_parameter(self, parameter: Tensor) -> bool:
-        """Whether a parameter is split: no."""
-        return False
+        """Whether this rank holds a part of a parameter, and ranks that split tensors with it the others.
+
+        Raises:
+            UsageError: The model has no partition yet, which says what is cut.
+        """
+        if session_of.session().mesh.tp == 1:
+            return False
+        if not self.partitioned:
+            raise UsageError(
+                "which parameters are cut over tensor-parallel ranks is known after the first step: ask then"
+            )
+        return "tp" in axes_of(parameter)
 
     def is_distributed_buffer(self, buffer: Tensor) -> bool:
         """Whether a buffer is split: no."""
