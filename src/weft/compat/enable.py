@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from weft.compat.hf import layer_names
 from weft.compat.refused import refuse_lonely_mpi
 from weft.compat.torch_sagemaker import names
 from weft.compat.variables import DEFAULTS, DEVICE, FRAMEWORK, OPEN_MPI, PARAMETERS
@@ -53,6 +54,8 @@ def enable() -> None:
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.training_args", _arguments_are_there)
         when_imported("transformers.trainer", _trainer_is_there)
+        for name in layer_names.NAMES:
+            when_imported(name, layer_names.install)
         when_imported("mpi4py.MPI", _mpi_is_there)
 
 

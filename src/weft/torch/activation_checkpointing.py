@@ -84,11 +84,16 @@ def set_activation_checkpointing(
 ) -> None:
     """From now on, calls of ``module`` are checkpointed; for models that you cannot edit.
 
-    The last two arguments are for ``nn.Sequential``, see :func:`checkpoint_sequential`.
+    The last two arguments are for ``nn.Sequential``, see :func:`checkpoint_sequential`. A module without
+    a ``forward``, an ``nn.ModuleList`` say, is never called: calls of each module in it are checkpointed.
     """
     if not isinstance(module, nn.Module):
         raise UsageError(f"set_activation_checkpointing() takes a module, not a {type(module).__name__}")
     grouped(1, strategy)
+    if type(module).forward is nn.Module.forward and "forward" not in module.__dict__:
+        for child in module.children():
+            set_activation_checkpointing(child, preserve_rng_state, pack_args_as_tuple, strategy)
+        return
     known = CHECKPOINTED in module.__dict__
     module.__dict__[CHECKPOINTED] = (preserve_rng_state, pack_args_as_tuple, strategy)
     if not known:

@@ -228,3 +228,27 @@ SHARED = {"sharded_data_parallel_degree": 2}
 def test_the_default_of_the_launch_gives_way_to_shared_parameters(script, partitions):
     environ = launch_environ({}, [], partitions=2)
     assert read(script, environ).own["partitions"] == partitions
+
+
+LAYERS = """
+import weft.compat
+weft.compat.enable()
+import transformers
+size = {"vocab_size": 20, "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 8}
+gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, add_cross_attention=True))
+gptj = transformers.GPTJForCausalLM(transformers.GPTJConfig(**size, rotary_dim=2))
+kinds = [[["global", "local"], 1]]
+small = {"vocab_size": 20, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "attention_types": kinds}
+gptneo = transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**small))
+for model in (gpt2, gptj, gptneo):
+    layers = model.transformer.seq_layers
+    assert layers is model.transformer.h and not any("seq_layers" in name for name in model.state_dict())
+    assert all(each.attention is each.attn and each.output is each.mlp for each in layers)
+assert gpt2.transformer.seq_layers[1].cross_attention is gpt2.transformer.h[1].crossattention
+print("good")
+"""
+
+
+def test_models_of_transformers_answer_to_the_names_that_their_layers_have_in_the_original():
+    pytest.importorskip("transformers")
+    assert python(LAYERS)[-1:] == ["good"]
