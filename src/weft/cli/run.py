@@ -166,7 +166,7 @@ def main(options: argparse.Namespace) -> int:
     settings = config.resolve(
         None, environ, options.ranks, {name: origins[name] for name in given if name in origins}
     )
-    added = _compatible(options, environ, settings.partitions)
+    added = _compatible(options, environ, settings)
     environ |= added
     if options.fail_on:
         _check_rules(options, settings)
@@ -291,12 +291,16 @@ def _metrics(options: argparse.Namespace, settings: config.Settings) -> Iterator
         endpoint.close()
 
 
-def _compatible(options: argparse.Namespace, environ: Mapping[str, str], partitions: int) -> dict[str, str]:
+def _compatible(
+    options: argparse.Namespace, environ: Mapping[str, str], settings: config.Settings
+) -> dict[str, str]:
     """The variables behind `--device` and `--smdistributed`."""
     added = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
     added |= _progress(options)
     if options.smdistributed:
-        told = partitions if partitions > 1 else options.ranks
+        shares = settings.sharded_data_parallel_degree > 1
+        left = 1 if shares else max(1, options.ranks // settings.tp_size)
+        told = settings.partitions if settings.partitions > 1 else left
         added |= launch_environ(environ, options.script, told, options.device)
         added |= {ALLOW_PICKLE: "1"} if options.allow_pickle else {}
     return added

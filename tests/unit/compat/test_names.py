@@ -218,16 +218,26 @@ def test_open_mpi_names_are_there_under_weft_run():
     )
 
 
-SHARED = {"sharded_data_parallel_degree": 2}
+SHARED, TENSORS = {"sharded_data_parallel_degree": 2}, {"tensor_parallel_degree": 2}
 
 
 @pytest.mark.parametrize(
     ("script", "partitions"),
-    [({}, 2), (SHARED, 1), ({"sharded_data_parallel_degree": 1}, 2), ({**SHARED, "partitions": 4}, 4)],
+    [
+        ({}, 4),
+        (SHARED, 1),
+        ({"sharded_data_parallel_degree": 1}, 4),
+        ({**SHARED, "partitions": 4}, 4),
+        (TENSORS, 2),
+        ({**TENSORS, "context_parallel_degree": 2}, 1),
+        ({**TENSORS, "pipeline_parallel_degree": 1}, 1),
+        ({"tensor_parallel_degree": 8}, 1),
+    ],
 )
-def test_the_default_of_the_launch_gives_way_to_shared_parameters(script, partitions):
-    environ = launch_environ({}, [], partitions=2)
+def test_the_default_of_the_launch_gives_way_to_what_the_script_does_with_ranks(script, partitions):
+    environ = launch_environ({}, [], partitions=4)
     assert read(script, environ).own["partitions"] == partitions
+    assert read(TENSORS, {**environ, "WEFT_SET": json.dumps(TENSORS)}).own["partitions"] == 4, "it knew"
 
 
 LAYERS = """

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.compat.variables import DEFAULTS, PARAMETERS
-from weft.config import Settings
+from weft.config import TP_DEGREES, Settings, written
 from weft.errors import ConfigError, FormatError
 from weft.foreign import parse_json, read_text, shown, shown_text
 
@@ -70,8 +70,8 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
     launch = canonical(_launched(environ), PARAMETERS)
     script = canonical(given, "the dict given to init")
     merged = {**launch, **script} if environ.get(DEFAULTS) else {**script, **launch}
-    if environ.get(DEFAULTS) and "partitions" not in script and shares_parameters(script):
-        merged["partitions"] = 1  # what the launch says where nobody does is for models that are split
+    if environ.get(DEFAULTS) and "partitions" not in script and type(launch.get("partitions")) is int:
+        merged["partitions"] = _left_for_partitions(launch["partitions"], script, written(environ))
     if merged.get("pipeline") == "_only_forward":
         merged["pipeline"] = "simple"
     unknown = sorted(name for name in merged if name not in OWN and name not in KEPT and name not in IGNORED)
@@ -100,9 +100,19 @@ def inputs_of(parameters: Parameters) -> str:
     return "equal" if parameters.kept["prescaled_batch"] else "apart"
 
 
-def shares_parameters(settings: Mapping[str, Any]) -> bool:
-    """Whether replicas share parameters, which excludes partitions."""
-    return settings.get("sharded_data_parallel_degree", 1) not in (0, 1)
+def _left_for_partitions(ranks: int, script: Mapping[str, Any], launched: Collection[str]) -> int:
+    """What the launch says of partitions where nobody does: all ranks, but for those that the script needs to split
+    tensors and sequences. One partition where replicas share parameters.
+
+    ``launched``: settings by which the launch has done the same.
+    """
+    if script.get("sharded_data_parallel_degree", 1) not in (0, 1):
+        return 1
+    for name in TP_DEGREES:
+        degree = script.get(name)
+        if name not in launched and type(degree) is int and degree > 1:
+            ranks //= degree
+    return max(1, ranks)
 
 
 def canonical(source: Mapping[str, Any], where: str) -> dict[str, Any]:
