@@ -42,7 +42,7 @@ from weft.transport.private_c10d import default_store
 from weft.watch.beside.start import Beside
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits, Monitor
-from weft.watch.process import die_with_parent, is_alive
+from weft.watch.process import die_with_parent, is_alive, launcher_left
 
 log = logging.getLogger("weft")
 
@@ -87,6 +87,10 @@ def connect(place: Place, timeout: timedelta) -> Store:
     """
     if place.launched:
         die_with_parent()
+        if launcher_left(os.environ):
+            raise LaunchError(
+                "the launcher of this rank (mpirun, srun) ended before the script came to weft.init: so does the rank"
+            )
     if place.world_size == 1:
         return HashStore()
     deadline = time.monotonic() + timeout.total_seconds()

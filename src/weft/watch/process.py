@@ -7,15 +7,18 @@ import ctypes
 import faulthandler
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from weft.visible import visible
 
 _PR_SET_PDEATHSIG = 1
+_PMIX = tuple(f"PMIX_SERVER_URI{version}" for version in ("41", "4", "3", "21", "2"))
 
 
 class _Origin:
@@ -53,6 +56,23 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != (_Origin.parent if parent is None else parent):
         os._exit(1)
+
+
+def launcher_left(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher of this process is gone: nobody listens where PMIx, through which Open MPI and Slurm serve
+    the ranks of a host, says that it does. False where the environment has nothing of PMIx.
+
+    A launcher may be killed before the script imports weft, so that :func:`die_with_parent` never knew it.
+    """
+    found = (re.search(r"tcp4://(127\.\d+\.\d+\.\d+):(\d{1,5})", environ.get(name, "")) for name in _PMIX)
+    address = next((match.groups() for match in found if match is not None), None)
+    if address is None or int(address[1]) > 0xFFFF:
+        return False
+    try:
+        socket.create_connection((address[0], int(address[1])), 1.0).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _state(pid: int) -> bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from weft.watch.process import launcher_left
 
 CHILD = """
 import os, sys, time
@@ -45,3 +48,19 @@ while "imported" not in open({str(out)!r}).read():
     while "end\n" not in out.read_text() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert out.read_text().split() == ["imported", *(["ends"] if ends else []), "end"]
+
+
+def test_a_launcher_that_listens_no_more_has_left():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"656080896.0;tcp4://127.0.0.1:{server.getsockname()[1]}"
+        assert not launcher_left({"PMIX_SERVER_URI4": uri})
+    assert launcher_left({"PMIX_SERVER_URI4": uri})
+    assert not launcher_left({})
+    for other in (
+        "",
+        "nothing",
+        "1.0;tcp4://127.0.0.1:99999",
+        "1.0;tcp4://127.0.0.999:1",
+        "1.0;tcp6://::1:1",
+    ):
+        assert not launcher_left({"PMIX_SERVER_URI2": other}), other
