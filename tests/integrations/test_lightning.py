@@ -166,6 +166,57 @@ def test_pytorch_lightning_is_taken_where_the_script_uses_it():
     assert "<class 'pytorch_lightning.strategies.parallel.ParallelStrategy'>" in done.stdout
 
 
+SMDDP = """
+import os
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy as FabricStrategy
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+import smdistributed.dataparallel.torch.torch_smddp
+
+env = LightningEnvironment()
+env.world_size = lambda: int(os.environ["WORLD_SIZE"])
+env.global_rank = lambda: int(os.environ["RANK"])
+
+class Plain(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.linear(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(32.0).reshape(8, 4) / 32, batch_size=4)
+
+strategy = DDPStrategy(cluster_environment=env, process_group_backend="smddp", accelerator="gpu")
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+assert Trainer(accelerator="gpu", devices=-1, **quiet).num_devices == 2
+gloo = FabricStrategy(process_group_backend="gloo")
+assert Fabric(accelerator="cuda", strategy=gloo, devices=[0, 1]).world_size == 2
+trainer = Trainer(strategy=strategy, devices=int(os.environ["WORLD_SIZE"]), max_epochs=2, **quiet)
+assert trainer.world_size == 2
+model = Plain()
+trainer.fit(model)
+alone, data = Plain(), torch.arange(32.0).reshape(8, 4) / 32
+optimizer = alone.configure_optimizers()
+for _ in range(2):
+    optimizer.zero_grad()
+    alone.training_step(data, 0).backward()
+    optimizer.step()
+torch.testing.assert_close(model.linear.weight, alone.linear.weight)
+print("passed", flush=True)
+"""
+
+
+def test_scripts_with_smddp_and_gpus_train_on_cpus():
+    done = run_ranks(2, SMDDP, env=QUIET, options=["--device", "cpu", "--smdistributed"])
+    assert done.check().stdout.count("passed") == 2
+
+
 def test_where_lightning_is_missing():
     script = """
 import sys

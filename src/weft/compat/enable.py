@@ -74,7 +74,7 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _torch_is_there(torch: ModuleType) -> None:
     from weft.compat import plain_data
-    from weft.compat.cuda import is_cpu
+    from weft.compat.cuda import is_cpu, lightning_is_cpu
     from weft.compat.dataparallel import smddp
 
     wanted = os.environ.get(DEVICE, "")
@@ -82,6 +82,8 @@ def _torch_is_there(torch: ModuleType) -> None:
         is_cpu.install(pretend=wanted == "cpu")
     smddp.install()
     plain_data.allow()
+    for name in lightning_is_cpu.CONNECTORS:
+        when_imported(name, lightning_is_cpu.install)
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:

@@ -41,6 +41,11 @@ _ZERO = (
 )  # fmt: skip
 
 
+def installed() -> bool:
+    """Whether calls for CUDA mean the CPU in this process."""
+    return _installed
+
+
 def install(pretend: bool = False) -> None:
     """Put the meanings in place, once for the process; only where there is no CUDA. ``pretend``: scripts see one."""
     global _installed
