@@ -40,6 +40,16 @@ def refuse_unknown(module: str, name: str) -> NoReturn:
     )
 
 
+def refuse_state(name: str) -> NoReturn:
+    """Raise what a look-up of a name that ``smp.state`` does not have gets."""
+    remedy = (
+        "nothing has to be put together from parts here, state_dict() of the model and of the optimizer is whole"
+        if name in ("param_index_to_name_tp_group", "param_name_to_index_tp_group")
+        else "docs/migration.md lists what it has"
+    )
+    raise AttributeError(f"smp.state has no {name}: {remedy}")
+
+
 def refuse_lonely_mpi(ranks: int) -> NoReturn:
     """Raise what ``from mpi4py import MPI`` gets where MPI knows nothing of the other ranks."""
     raise LaunchError(

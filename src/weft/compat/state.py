@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from weft.compat.modelparallel.parameters import Config, canonical, inputs_of, read
+from weft.compat.refused import refuse_state
 from weft.config import resolve, written
 from weft.errors import ConfigError, UsageError
 from weft.session import current
@@ -39,6 +40,9 @@ class State:
         self.module_manager = ModuleManager()
         self._cfg: Config | None = None
         self._launched: set[str] = set()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        refuse_state(name)
 
     @property
     def initialized(self) -> bool:
