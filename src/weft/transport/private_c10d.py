@@ -73,7 +73,9 @@ NAMES = Names(
 _group, _backend = "torch.distributed.ProcessGroup", "torch.distributed.ProcessGroupGloo"
 NAMES.find(f"{_group}._register_backend", "groups of some ranks")
 NAMES.find(f"{_group}._set_default_backend", "groups of some ranks")
-NAMES.find(f"{_backend}._set_sequence_number_for_group", "the backend weft of torch.distributed")
+_counts_itself = torch.__version__ >= "2.15"  # not by letters: PyTorch compares versions
+if not _counts_itself:
+    NAMES.find(f"{_backend}._set_sequence_number_for_group", "the backend weft of torch.distributed")
 _get_default_store = NAMES.find(
     "torch.distributed.distributed_c10d._get_default_store", "groups of some ranks"
 )
@@ -103,8 +105,12 @@ def use_backend(group: Any, device: torch.device, kind: Any, backend: Any) -> No
 
 
 def number_operations(backend: Any) -> None:
-    """Let the backend count its operations, as ``init_process_group`` does for PyTorch's own."""
-    backend._set_sequence_number_for_group()
+    """Let the backend count its operations, as ``init_process_group`` does for PyTorch's own.
+
+    From 2.15 on PyTorch counts without being told, and warns of who tells it.
+    """
+    if not _counts_itself:
+        backend._set_sequence_number_for_group()
 
 
 def nccl_options(timeout: timedelta) -> Any:

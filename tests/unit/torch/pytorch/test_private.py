@@ -175,6 +175,19 @@ def test_the_scan_sees_private_names():
     assert foreign(tree, own_names([tree])) == ["line 1: _C", "line 2: _z", "line 3: _version"]
 
 
+@pytest.mark.parametrize("counts_itself", [False, True])
+def test_a_backend_is_told_to_count_where_pytorch_does_not(monkeypatch, counts_itself):
+    class Backend:
+        told = 0
+
+        def _set_sequence_number_for_group(self):
+            self.told += 1
+
+    monkeypatch.setattr(private_c10d, "_counts_itself", counts_itself)
+    private_c10d.number_operations(backend := Backend())
+    assert backend.told == (not counts_itself)
+
+
 def test_what_pytorch_would_try_for_a_minute_is_refused_at_once():
     if private._ways is None:
         pytest.skip(f"PyTorch {torch.__version__} tries nothing")
