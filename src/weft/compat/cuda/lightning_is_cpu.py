@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.cuda import is_cpu
+from weft.foreign import MOST_RANKS, whole
 
 CONNECTORS = {
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
@@ -51,5 +52,5 @@ def _on_the_cpu(asked: dict[str, Any]) -> dict[str, Any]:
     if isinstance(devices, list):
         devices = len(devices)
     elif devices in _ALL:
-        devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        devices = whole(os.environ.get("LOCAL_WORLD_SIZE", ""), MOST_RANKS) or 1
     return {**asked, "accelerator": "cpu" if accelerator in _GPUS else accelerator, "devices": devices}

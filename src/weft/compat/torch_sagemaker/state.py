@@ -13,6 +13,7 @@ import torch.distributed as dist
 from weft.compat.refused import refuse_unknown
 from weft.compat.torch_sagemaker import settings as told
 from weft.errors import UsageError
+from weft.foreign import MOST_RANKS, whole
 
 
 class Ranker:
@@ -76,7 +77,11 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     """
     from weft.compat.torch_sagemaker import sharding
 
-    ranks = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = (
+        dist.get_world_size()
+        if dist.is_initialized()
+        else whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) or 1
+    )
     settings = told.read(config, ranks)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
