@@ -18,7 +18,7 @@ LAYOUTS = [(2, HERE), (4, [name for name in HERE if not name.startswith("after_a
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
+@pytest.mark.parametrize("layouts", some_of(8, LAYOUTS), ids=["some", "all"])
 def test_between_steps(layouts: list[tuple[int, list[str]]], tmp_path: Path):
     for ranks, checks in layouts:
         pass_checks("between_steps.py", checks, ranks, "--folder", str(tmp_path))
