@@ -64,6 +64,10 @@ def arguments(module: ModuleType) -> None:
     found = cls._setup_devices.func if hasattr(cls._setup_devices, "func") else cls._setup_devices.fget
 
     def devices(self: Any) -> Any:
+        if module.is_sagemaker_mp_enabled() and getattr(
+            self.accelerator_config, "use_configured_state", False
+        ):
+            self.accelerator_config.use_configured_state = False  # with a split model there is none by now
         if not (self.use_cpu and module.is_sagemaker_mp_enabled() and state.initialized):
             return found(self)
         from weft.torch.session.current import session

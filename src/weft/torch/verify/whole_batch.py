@@ -76,11 +76,12 @@ class Verdict:
 @dataclass
 class Outcome:
     """What a batch gave, as one piece or in microbatches: losses in their order, and what their absolute values add up
-    to; for each tensor that a call of a model returned the gradient in it, rows in the order of the batch."""
+    to; for each tensor that a call of a model returned the gradient in it, rows in the order of the batch, as far as
+    that is known: see `_together`."""
 
     losses: list[float] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
-    gradients: list[Tensor] = field(default_factory=list)
+    gradients: list[list[Tensor]] = field(default_factory=list)
 
     def add(self, losses: Sequence[float]) -> None:
         """Add what one more piece gave."""
@@ -90,14 +91,24 @@ class Outcome:
         self.sizes = [a + abs(b) for a, b in zip(self.sizes or [0.0] * len(losses), losses, strict=True)]
 
 
-def _together(parts: Sequence[Tensor], rows: Sequence[int]) -> Tensor:
-    """The gradient in what the whole batch gave, from those in its pieces, whose rows were these."""
+def _together(parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+    """The gradient in what the whole batch gave, from those in its pieces, whose rows were these.
+
+    Where a call has several rows for each of the batch, they stand in blocks (two columns one after the other), or as
+    neighbours: both are told.
+    """
     if not parts[0].dim():
-        return torch.stack([*parts]).sum()
+        return [torch.stack([*parts]).sum()]
     if len({part.shape[1:] for part in parts}) > 1:
-        return parts[0]  # padded to other lengths
-    joined = torch.cat([*parts])
-    return joined[torch.tensor(rows).argsort().to(joined.device)] if len(joined) == len(rows) else joined
+        return [parts[0]]  # padded to other lengths
+    several, rest = divmod(sum(map(len, parts)), len(rows))
+    if rest or not several:
+        return [torch.cat([*parts])]
+    order = torch.tensor(rows).argsort().to(parts[0].device)
+    form = parts[0].shape[1:]
+    blocks = torch.cat([part.reshape(several, -1, *form) for part in parts], 1)[:, order]
+    beside = torch.cat([part.reshape(-1, several, *form) for part in parts])[order]
+    return [each.reshape(-1, *form) for each in ((blocks, beside) if several > 1 else (beside,))]
 
 
 class Incomparable(Exception):
@@ -335,11 +346,14 @@ class _Trial:
         for one, other, size in zip(whole.losses, parts.losses, parts.sizes, strict=True):
             if abs(one - other) > limit * max(abs(one), size, LEAST):
                 return True
-        largest = max((float(each.norm()) for each in whole.gradients), default=0.0)
+        largest = max((float(each.norm()) for each, *_ in whole.gradients), default=0.0)
         return any(
-            float((one - other).norm()) > 10 * limit * max(float(one.norm()), SMALL * largest, LEAST)
-            for one, other in zip(whole.gradients, parts.gradients, strict=True)
-            if one.shape == other.shape
+            all(
+                float((one - other).norm()) > 10 * limit * max(float(one.norm()), SMALL * largest, LEAST)
+                for other in ways
+            )
+            for (one, *_), ways in zip(whole.gradients, parts.gradients, strict=True)
+            if one.shape == ways[0].shape
         )
 
     def _stretched(self, tensor: Tensor) -> Tensor:

@@ -127,3 +127,15 @@ def test_random_numbers_cannot_be_compared(model, caplog: pytest.LogCaptureFixtu
         found = judge(current.session(), [model], step, "noise", batch, None, adapts, False)
         assert found.joined == Joined() and found.warns == adapts
     assert "draws random numbers" in found.text
+
+
+def test_several_rows_of_one_call_may_belong_to_a_row_of_the_batch(model):
+    """Two columns in one call, one after the other."""
+
+    def step(model: Any, x: Tensor, y: Tensor) -> None:
+        one, other = model(torch.cat([x, x.flip(1)])).chunk(2)
+        model.backward((one * other.roll(1, 1)).square().mean())
+
+    batch = prepare(step, (model, *given()), {}, weft.step(step).cut, 4)
+    found = judge(current.session(), [model], step, "columns", batch, None, adapts=True, blocks=True)
+    assert found.joined == Joined() and not found.text
