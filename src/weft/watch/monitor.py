@@ -27,7 +27,7 @@ from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.heartbeat import Page, Sign, State
-from weft.watch.judge import Handler, Verdict
+from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
 from weft.watch.pace import Pace
 from weft.watch.process import answer_with_stacks, die_with_parent, exit_now, handled_in
 
@@ -98,6 +98,7 @@ class Monitor:
         """
         if place.shared_fd is not None:
             board: Board = Launched(Page.attach(place.shared_fd), place.rank)
+            _let_others_finish(board)
         elif store is not None and place.world_size > 1:
             board = Stored(store.clone(), place.rank, place.world_size, limits.interval)
         else:
@@ -312,6 +313,17 @@ class Monitor:
             deadline = time.monotonic() + _LAST_SECONDS
             while self._place.rank == 0 and time.monotonic() < deadline and not self._board.all_finished():
                 time.sleep(_POLL_SECONDS)
+
+
+def _let_others_finish(board: Board) -> None:
+    """Where this process was in a job before: no rank may miss that all have come to its end, and wait for it again."""
+    deadline = time.monotonic() + RETURN_SECONDS
+    while (
+        board.sign().state is State.FINISHED
+        and any(sign.state is State.FINISHING for sign in board.signs().values())
+        and time.monotonic() < deadline
+    ):
+        time.sleep(_POLL_SECONDS)
 
 
 def _say(text: str) -> None:
