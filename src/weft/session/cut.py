@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Joined:
-    """Which rows of a mini-batch a loss joins, so that they are in one microbatch.
+    """Rows of a mini-batch that a loss joins, and that are therefore in one microbatch.
 
     Each ``rows`` neighbours; 0 stands for all rows. ``blocks``: the mini-batch is made of so many blocks of one size,
     the first rows of which belong together, and the second rows, and so on.

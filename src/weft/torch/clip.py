@@ -126,7 +126,7 @@ def _total_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def _is_mixed(tensors: Sequence[Tensor]) -> bool:
-    """Whether some of the tensors are shares, and some are not: PyTorch's functions take no such list."""
+    """True if some of the tensors are shares, and some are not: PyTorch's functions take no such list."""
     return len({is_sharded(each) for each in tensors}) > 1
 
 

@@ -17,11 +17,11 @@ from weft.watch.heartbeat import Sign, State
 LEAVE_SECONDS = 2.0
 """How long a message of a rank that came to its end may still be on its way."""
 RETURN_SECONDS = 8.0
-"""How long a rank may need from `weft.shutdown` to the next `weft.init`, where others are already."""
+"""Seconds that a rank may need from `weft.shutdown` to the next `weft.init`, where others are already."""
 HANDLER_SECONDS = 5.0
-"""How long a rank may handle an exception while all others wait for it."""
+"""Seconds for which a rank may handle an exception while all others wait for it."""
 HANDLER_NOTES = 8
-"""How often it may turn to something new meanwhile."""
+"""Times that it may turn to something new meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _patience(sign: Sign) -> float:
 
 
 class Handler:
-    """Whether this rank stands still in code that handles an exception (``except``, ``finally``), and so holds up the
+    """Finds that this rank stands still in code that handles an exception (``except``, ``finally``), and holds up the
     others: a barrier, or a save, of which the others know nothing. Pure, as `Judge`.
     """
 
@@ -144,7 +144,7 @@ class Handler:
         self._since = 0.0
 
     def observe(self, now: float, error: BaseException | None, signs: Mapping[int, Sign]) -> bool:
-        """Whether ``error``, which this rank handles now, is what ends the job."""
+        """True if ``error``, which this rank handles now, is what ends the job."""
         running = {rank: sign for rank, sign in signs.items() if sign.state is State.RUNNING}
         own = running.get(self._rank)
         if own is None or not isinstance(error, Exception):

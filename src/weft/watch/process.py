@@ -59,7 +59,7 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def launcher_left(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher of this process is gone: nobody listens where PMIx, through which Open MPI and Slurm serve
+    """True if the launcher of this process is gone: nobody listens where PMIx, through which Open MPI and Slurm serve
     the ranks of a host, says that it does. False where the environment has nothing of PMIx.
 
     A launcher may be killed before the script imports weft, so that :func:`die_with_parent` never knew it.

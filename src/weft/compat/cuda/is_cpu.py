@@ -42,7 +42,7 @@ _ZERO = (
 
 
 def installed() -> bool:
-    """Whether calls for CUDA mean the CPU in this process."""
+    """True if calls for CUDA mean the CPU in this process."""
     return _installed
 
 

@@ -40,7 +40,10 @@ def install(module: ModuleType) -> None:
 
 
 def _on_the_cpu(asked: dict[str, Any]) -> dict[str, Any]:
-    """What a script asked for, with CPUs for GPUs. A strategy that has an accelerator of its own gets the same."""
+    """The accelerator and devices that a script asked for, with CPUs for GPUs.
+
+    A strategy that has an accelerator of its own gets the same.
+    """
     strategy, accelerator, devices = (
         asked.get(name, "auto") for name in ("strategy", "accelerator", "devices")
     )

@@ -181,7 +181,7 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
                 yield module
 
     def is_distributed_parameter(self, parameter: Tensor) -> bool:
-        """Whether this rank holds a part of a parameter, and ranks that split tensors with it the others.
+        """True if this rank holds a part of a parameter, and ranks that split tensors with it the others.
 
         Raises:
             UsageError: The model has no partition yet, which says what is cut.

@@ -101,7 +101,7 @@ def inputs_of(parameters: Parameters) -> str:
 
 
 def _left_for_partitions(ranks: int, script: Mapping[str, Any], launched: Collection[str]) -> int:
-    """What the launch says of partitions where nobody does: all ranks, but for those that the script needs to split
+    """The number of partitions where nobody says one: all ranks, but for those that the script needs to split
     tensors and sequences. One partition where replicas share parameters.
 
     ``launched``: settings by which the launch has done the same.

@@ -23,7 +23,7 @@ from weft.errors import CheckpointError, ConfigError, UsageError
 
 
 class SMStateDictType(Enum):
-    """What a model's ``state_dict()`` has inside of :func:`sm_state_dict_type`."""
+    """Contents of a model's ``state_dict()`` inside of :func:`sm_state_dict_type`."""
 
     SM_LOCAL_STATE_DICT = "local"
 
@@ -89,7 +89,7 @@ class AsyncCallsQueue:
         return []
 
     def get_num_unfinalized_calls(self) -> int:
-        """How many calls have not ended: 0."""
+        """The number of calls that have not ended: 0."""
         return 0
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def load(
 
 
 def _is_optimizers(part: Any) -> bool:
-    """Whether this is an optimizer's own ``state_dict()``, in which parameters have numbers, not names."""
+    """True for an optimizer's own ``state_dict()``, in which parameters have numbers, not names."""
     return (
         isinstance(part, dict)
         and {"state", "param_groups"} <= part.keys()

@@ -71,11 +71,11 @@ class DelayedParamIniter:
         self._real = Materialized(compute_device())
 
     def get_param_init_fn(self) -> Init:
-        """What FSDP takes as ``param_init_fn``."""
+        """The function for FSDP's ``param_init_fn``."""
         return self._fill
 
     def get_post_param_init_fn(self) -> Init | None:
-        """What FSDP takes as ``post_param_init_fn``: None, for shared parameters are shared already."""
+        """The value for FSDP's ``post_param_init_fn``: None, for shared parameters are shared already."""
         return None
 
     @contextmanager

@@ -125,7 +125,7 @@ def inside(module: str) -> str:
 
 
 def looked_up(module: str, name: str) -> Any:
-    """What the module has under the name."""
+    """The module's attribute of that name."""
     if name in PLACES.get(module, {}):
         return getattr(importlib.import_module(f"{__package__}.{PLACES[module][name]}"), name)
     dotted = f"{module}.{name}" if module else name

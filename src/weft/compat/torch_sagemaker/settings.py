@@ -1,4 +1,4 @@
-"""What ``tsm.init`` is told: the settings of the second version, checked."""
+"""Settings of the second version, as ``tsm.init`` takes and checks them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from weft.foreign import MOST_RANKS, whole
 
 
 class Ranker:
-    """Which ranks hold the same shares of the parameters."""
+    """Groups of ranks that hold the same shares of the parameters."""
 
     def __init__(self, ranks: int, shares: int) -> None:
         self._ranks = ranks
@@ -42,7 +42,7 @@ class RngStateTracker:
 
 
 class State:
-    """What a job knows after :func:`init`: its settings as attributes, ranks and groups."""
+    """The state of a job after :func:`init`: its settings as attributes, ranks and groups."""
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}

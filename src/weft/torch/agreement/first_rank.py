@@ -82,7 +82,7 @@ def _of_optimizer(optimizer: Any, whole: bool) -> _Target:
 
 
 def _travels(value: Any) -> bool:
-    """Whether a value can be compared, and sent: numbers, texts and plain tensors, not functions and other objects."""
+    """True if a value can be compared, and sent: numbers, texts and plain tensors, not functions and other objects."""
     if isinstance(value, (list, tuple)):
         return all(map(_travels, value))
     if isinstance(value, Tensor):

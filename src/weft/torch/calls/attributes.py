@@ -139,7 +139,7 @@ def note_attributes(root: nn.Module, user: Callable[[], str]) -> Iterator[list[A
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether it is a name, a number, or a list or tuple of such, as the active adapters of a layer are."""
+    """True for a name, a number, and a list or tuple of such, as the active adapters of a layer are."""
     return isinstance(value, _COUNTERS) or (
         isinstance(value, (list, tuple)) and all(map(_is_constant, value))
     )
@@ -210,7 +210,7 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
 
 
 def told(unit: nn.Module, noted: Sequence[Attribute]) -> dict[str, Any]:
-    """What a call of ``unit`` has written into attributes of its modules, for the other ranks: values by name.
+    """Values, by name, that a call of ``unit`` has written into attributes of its modules, for the other ranks.
 
     Left out is what goes from microbatch to microbatch, and what other ranks cannot be told.
     """

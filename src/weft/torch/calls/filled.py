@@ -80,7 +80,7 @@ Change = tuple[int, list[tuple[Any, Any]]]
 
 
 class Filled(NamedTuple):
-    """What a call returns, and what it has put into the things that it was given.
+    """The result of a call, and what it has put into the things that it was given.
 
     ``written``: what it has written into attributes of its own modules, by the names of module and attribute.
     """

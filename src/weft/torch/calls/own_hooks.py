@@ -25,8 +25,11 @@ HOOK = "<hook>"
 
 @dataclass
 class Seen:
-    """What one hook did: whether it wrote a buffer of its module, the attributes that it wrote, by module and name, and
-    whether it changed what the module gets or returns."""
+    """The effects of one hook.
+
+    ``wrote_buffer``: one of its module. ``wrote``: attributes, by module and name. ``changed``: it changed what the
+    module gets or returns.
+    """
 
     name: str
     before: bool
@@ -123,7 +126,7 @@ class State:
         self._attributes = {name: dict(vars(each)) for name, each in module.named_modules()}
 
     def buffers_differ(self) -> bool:
-        """Whether a buffer has been written or replaced since."""
+        """True if a buffer has been written or replaced since."""
         now = dict(self._module.named_buffers())
         with no_torch_function():
             return any(

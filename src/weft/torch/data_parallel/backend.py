@@ -157,7 +157,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 def _keeps_no_nan(tensors: list[Tensor], options: Any) -> bool:
-    """Whether gloo would compare numbers, of which NaN is no larger and no smaller than others."""
+    """True if gloo would compare numbers, of which NaN is no larger and no smaller than others."""
     op = getattr(options, "reduceOp", None)
     compares = any(op == extreme for extreme in EXTREMES)  # not "in", which asks the other one
     return compares and all(t.device.type == "cpu" and t.is_floating_point() for t in tensors)

@@ -363,7 +363,7 @@ def _plan(
 
 
 def _known(traced: Trace, name: str) -> tuple[bool, bool, tuple[str, ...]]:
-    """Whether the trace has called the unit, whether the unit may use what others leave in what it is given, and the
+    """Three facts of the trace: it has called the unit, the unit may use what others leave in what it is given, and the
     unit's hooks that run with it."""
     called = traced.records[name].calls > 0
     return called, not called or name in traced.readers, traced.hooks.get(name, ())

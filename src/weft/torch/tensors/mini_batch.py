@@ -46,7 +46,7 @@ class MiniBatch:
         return self.cut.joined.ranges(self.size or 0, self.microbatches, microbatch)
 
     def samples(self, microbatch: int) -> int:
-        """How many samples a microbatch has."""
+        """The number of samples of a microbatch."""
         return sum(stop - start for start, stop in self.ranges(microbatch))
 
     def weight(self, microbatch: int) -> float:

@@ -1,4 +1,4 @@
-"""Whether a loss of microbatches is that of the whole batch, and which rows must stay together so that it is.
+"""Microbatches beside the whole batch: is their loss the same, and which rows must stay together so that it is?
 
 A mean over rows is the mean of its microbatches. A loss that joins rows is not: one that pairs the first half of the
 batch with the second (DPO, rewards), or each row with all others (contrastive losses, CLIP). The proof of the first
@@ -55,7 +55,7 @@ BLOCKS = (2, 3)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the deciding rank has found, for all ranks.
+    """The finding of the deciding rank, for all ranks.
 
     ``joined``: the rows that must stay together. ``text``: what to say of it. ``warns``: it is a warning.
     """
@@ -75,9 +75,14 @@ class Verdict:
 
 @dataclass
 class Outcome:
-    """What a batch gave, as one piece or in microbatches: losses in their order, and what their absolute values add up
-    to; for each tensor that a call of a model returned the gradient in it, rows in the order of the batch, as far as
-    that is known: see `_together`."""
+    """Losses and gradients of a batch, as one piece or in microbatches.
+
+    Attributes:
+        losses: Those that backward passes began at, in their order, weighted and added up over microbatches.
+        sizes: The sums of their absolute values.
+        gradients: For each tensor that a call of a model returned the gradient in it, rows in the order of the batch, as
+            far as that is known: see `_together`.
+    """
 
     losses: list[float] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
@@ -165,7 +170,7 @@ def _adapted(trial: _Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdi
     wholes = [trial.run(batch, [[(0, size)]], stretch) for stretch in STRETCHES]
 
     def fault(ranges: list[list[tuple[int, int]]]) -> str:
-        """What is wrong with these pieces; empty if they give what the whole batch gives."""
+        """The difference of these pieces from the whole batch, in words; empty if there is none."""
         try:
             for whole, stretch in zip(wholes, STRETCHES, strict=True):
                 parts = trial.run(batch, ranges, stretch)
@@ -239,7 +244,7 @@ class _Trial:
         ranges: Sequence[list[tuple[int, int]]],
         stretch: tuple[float, float] = STRETCHES[0],
     ) -> Outcome:
-        """What pieces of a batch give, of which these are the rows.
+        """The outcome of pieces of a batch, of which these are the rows.
 
         Raises:
             Incomparable: The step draws random numbers, has no backward pass, or cannot be run in this way.
@@ -282,7 +287,7 @@ class _Trial:
                 rehearse(None)
 
     def _collect(self, batch: MiniBatch, ranges: Sequence[list[tuple[int, int]]]) -> Outcome:
-        """What the step gives for these pieces of a batch, one after the other."""
+        """The outcome of the step for these pieces of a batch, one after the other."""
         pieces = [batch.take(each) for each in ranges]
         shares = self._shares(pieces, ranges)
         outcome, streams = Outcome(), self.session.streams
@@ -307,7 +312,7 @@ class _Trial:
         return outcome
 
     def _shares(self, pieces: Sequence[Any], ranges: Sequence[list[tuple[int, int]]]) -> list[float]:
-        """What each piece has of the whole."""
+        """The share that each piece has of the whole."""
         counts = [float(sum(stop - start for start, stop in each)) for each in ranges]
         if self.weight is not None:
             counts = [float(self.weight(*args, **kwargs)) for args, kwargs in pieces]
@@ -333,7 +338,7 @@ class _Trial:
         yield
 
     def differ(self, whole: Outcome, parts: Outcome) -> bool:
-        """Whether rounding does not explain the difference.
+        """True if rounding does not explain the difference.
 
         Raises:
             Incomparable: The two have different numbers of losses, or numbers that are not finite.

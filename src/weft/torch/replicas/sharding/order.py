@@ -21,7 +21,7 @@ from weft.torch.session.session import Session
 
 
 class SharingOrder:
-    """What this rank has gathered and added up in a step.
+    """The layers gathered and the gradients added up by this rank in a step.
 
     Args:
         session: The session.
