@@ -80,8 +80,8 @@ class Outcome:
     Attributes:
         losses: Those that backward passes began at, in their order, weighted and added up over microbatches.
         sizes: The sums of their absolute values.
-        gradients: For each tensor that a call of a model returned the gradient in it, rows in the order of the batch, as
-            far as that is known: see `_together`.
+        gradients: For each tensor that a call of a model returned the gradient in it, rows in the order of the batch,
+            as far as that is known: see `_together`.
     """
 
     losses: list[float] = field(default_factory=list)
