@@ -316,6 +316,29 @@ def settings_that_are_functions_are_left_alone() -> None:
 
 
 @CHECKS.check
+def an_optimizer_that_nobody_holds_does_not_count() -> None:
+    """It waits for the collector on one rank, and is gone on the others."""
+    for _, settings in layouts():
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        model = weft.DistributedModel(network())
+        optimizer = weft.DistributedOptimizer(momentum(list(model.parameters())))
+        gc.disable()
+        circle: list[Any] = [weft.DistributedOptimizer(momentum(list(model.parameters())))]
+        circle.append(circle)
+        del circle
+        if weft.rank() == 0:
+            gc.collect()
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> None:
+            model.backward(loss_of(model, x))
+
+        train(model, batches()[0])
+        optimizer.step()
+        gc.enable()
+
+
+@CHECKS.check
 def alike_on_all_ranks_is_no_fault() -> None:
     for layout, settings in layouts():
         job, alone = Split(settings, adam, momentum), Alone(adam, momentum)
@@ -635,7 +658,6 @@ def numbers_read_out_of_shared_weights_are_those_of_the_whole() -> None:
             continue
         weft.init({"microbatches": 2, **settings})
         model = weft.DistributedModel(network())
-        weft.DistributedOptimizer(momentum(list(model.parameters())))
 
         @weft.step
         def train(model: Any, x: Tensor) -> Tensor:
@@ -644,6 +666,8 @@ def numbers_read_out_of_shared_weights_are_those_of_the_whole() -> None:
 
         for found in train(model, batches()[0]).outputs:
             torch.testing.assert_close(found, read_out(network()))
+        with pytest.raises(WeftError, match="model.state_dict"):  # one rank may be alone here
+            read_out(model)
 
 
 class Tempered(nn.Module):

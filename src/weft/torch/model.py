@@ -19,12 +19,18 @@ from weft.errors import UsageError
 from weft.torch.context_parallel import Sharers
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
-from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, begin_backward, share
+from weft.torch.execution.thread_settings import (
+    AUTOGRAD,
+    backward_taker,
+    begin_backward,
+    in_microbatch,
+    share,
+)
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
 from weft.torch.placed.cut import cut_over_sequences, cut_weights
-from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
+from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks, read_whole
 from weft.torch.replicas.comm_hook import HookLane
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.sharding.between_steps import SharedParameters
@@ -244,6 +250,7 @@ class DistributedModel(nn.Module):
             synchronise(session, self)
             if session.settings.sharded_data_parallel_degree > 1 and session.pipeline is None:
                 self.sharing_order, self.unsharded = shard(session, self.module)
+                read_whole(in_microbatch)
                 self.sharded = True
             if plan is None or plan.tensors is None:  # else when they are cut
                 self._begin_reducing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ def follow_first_rank(session: Session, models: Sequence[Any]) -> None:
     agreement = session.agreement
     if not agreement.begun:
         agreement.begun = True
+        gc.collect()  # an optimizer that nobody holds is gone on some ranks and not yet on others
         targets: dict[str, _Target] = {}
         for name, optimizer in agreement.present("optimizer").items():
             sharded = any(model.sharded and optimizer in model.optimizers for model in session.models)

@@ -426,15 +426,28 @@ _READ = "values read out of shared parameters are those of the whole", "each rep
 _handlers = _find("torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers", *_READ)
 
 
-def read_whole() -> None:
+def read_whole(everybody: Callable[[], bool]) -> None:
     """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is the whole tensor's.
 
-    PyTorch reads what this rank has, a part of a sum say. All ranks of the tensor's mesh read together.
+    PyTorch reads what this rank has, a part of a sum say. All ranks of the tensor's mesh have to read together.
+
+    Args:
+        everybody: Says whether they do. Where nobody knows, reading a part of a sum is a `UsageError`, since a rank
+            that reads alone would wait for the others.
     """
+
+    def read(op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        (tensor,) = args
+        if any(placement.is_partial() for placement in tensor.placements) and not everybody():
+            raise UsageError(
+                "a number is read out of parameters of which each replica has a share (sharded_data_parallel_degree), "
+                "where weft does not know that all replicas read it: read it inside of the step, out of "
+                "model.state_dict(), or out of tensor.full_tensor(), which every rank calls"
+            )
+        return tensor.full_tensor().item()
+
     if _handlers is not None:
-        _handlers[torch.ops.aten._local_scalar_dense.default] = lambda op, args, kwargs: (
-            args[0].full_tensor().item()
-        )
+        _handlers[torch.ops.aten._local_scalar_dense.default] = read
 
 
 _ORDER = "causal attention takes all ranks as long", "each rank has one block of positions"

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from weft.torch.pytorch.private import read_whole
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
@@ -28,7 +27,6 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
         What compares the order in which replicas use their layers; and the names of parameters without dimensions,
         which FSDP2 does not take: they stay whole, and nobody averages their gradients by now.
     """
-    read_whole()
     mesh = _mesh(session)
     scalars = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.dim()}
     names = {part: name for name, part in module.named_modules()}
