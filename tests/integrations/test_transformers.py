@@ -24,7 +24,7 @@ OLD = transformers.__version__.startswith("4.")
 CASES = [
     "variable lengths", "smoothing", "own loss", "loss function", "accumulated", "bfloat16", "checkpointing", "workers",
     "own optimizer", "classes", "best", "generation", "halves", "evaluated first", "neighbours", "contrasts",
-    "like its reference",
+    "like its reference", "a second one",
 ]  # fmt: skip
 REPLICATED = ["variable lengths", "smoothing", "accumulated", "best"]
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -36,7 +33,6 @@ from weft.torch.placed import changes
 from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
-from weft.torch.session.collectives import agree_on
 from weft.torch.session.differing_calls import CallCheck
 from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
 from weft.torch.session.random_streams import mix
@@ -48,20 +44,7 @@ from weft.torch.tensors.microbatch_weights import shares_of
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
-from weft.torch.verify.whole_batch import Verdict, judge
-
-log = logging.getLogger("weft")
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """See :meth:`Step.keep_rows`; ``trainer``: the script did not choose the microbatches."""
-
-    title: str
-    like: Step
-    trainer: bool = False
-    reorders: bool = False
-
+from weft.torch.verify.whole_batch import Rows
 
 MIXES_SHARES = "got mixed torch.Tensor and DTensor", "does not have a sharding strategy"
 """Words of PyTorch's errors where a share of a weight meets what is whole."""
@@ -81,7 +64,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
-        self.rows = _Rows(function.__qualname__, self)
+        self.rows = Rows(function.__qualname__, self)
         self._trains = self._ran = False
         self.cut = cut
         self.detach_outputs = detach_outputs
@@ -123,6 +106,8 @@ class Step:
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
             batch = self._together(session, session.models, batch, everybody)
+        elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
+            batch = self._together(session, session.models, batch, everybody=True)
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -174,49 +159,19 @@ class Step:
         ``like``: the step that shows which rows those are, as the one that trains does. ``reorders``: rows of one
         microbatch need not be neighbours; the trainer puts what the step returns in order again.
         """
-        self.rows = _Rows(title, like or self, True, reorders)
+        self.rows = Rows(title, like or self, True, reorders)
 
     def _together(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
-        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning.
-
-        ``everybody``: all ranks are here. Else the first rank looks, and only warns.
-        """
+        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
         if session.settings.verify == "off" or not models:
             return batch
-        step, open_number = self.rows.like, session.settings.microbatches == "auto"
-        adapts = everybody and (self.rows.trainer or open_number)
-
-        def judged() -> Verdict:
-            if batch.size is None:
-                return Verdict()
-            count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches
-            known = inspect.signature(step.function).parameters
-            args = batch.args if step is self else batch.args[: len(known)]
-            kwargs = {name: value for name, value in batch.kwargs.items() if name in known or step is self}
-            trial = prepare(step.function, args, kwargs, step.cut, count)
-            return judge(
-                session,
-                models,
-                step.function,
-                step.rows.title,
-                trial,
-                step.weight,
-                adapts,
-                self.rows.reorders,
-            )
-
-        if everybody:
-            text = agree_on(session, lambda: judged().to_text(), "the whole batch in one piece")
-            verdict = Verdict.from_text(text)
-        else:
-            verdict = judged() if session.rank == 0 else Verdict()
-        if verdict.text and session.rank == 0:
-            log.log(logging.WARNING if verdict.warns else logging.INFO, "%s", verdict.text)
-        if verdict.joined == Joined():
+        joined = self.rows.judge(session, models, batch, everybody)
+        if joined == Joined():
             return batch
-        step.cut = replace_fields(step.cut, joined=verdict.joined)
+        trains = self.rows.like
+        trains.cut = replace_fields(trains.cut, joined=joined)
         return self._prepare(session, batch.args, batch.kwargs)
 
     def note_training(self, trains: bool) -> None:

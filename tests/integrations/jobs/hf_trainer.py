@@ -107,6 +107,7 @@ def of_halves(scores):
 JOINED = {
     "halves": of_halves,
     "evaluated first": of_halves,
+    "a second one": of_halves,
     "thirds": lambda scores: (scores.chunk(3)[0] - scores.chunk(3)[1] * scores.chunk(3)[2]).square().mean(),
     "neighbours": lambda scores: -torch.nn.functional.logsigmoid(scores[::2] - scores[1::2]).mean(),
     "contrasts": lambda scores: (3 * (scores[:, None] - scores)).exp().mean(),
@@ -158,7 +159,7 @@ def accuracy(found):
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 
-def trainer_of(case, folder):
+def trainer_of(case, folder, known=None):
     set_seed(4)
     given = {
         "output_dir": folder, "per_device_train_batch_size": int(BATCH), "max_steps": 3, "learning_rate": 0.01,
@@ -181,7 +182,7 @@ def trainer_of(case, folder):
         extra["compute_loss_func"] = half_of_the_sum
     elif case == "best":
         extra["callbacks"] = [EarlyStoppingCallback(2)]
-    module = model()
+    module = known or model()
     if case == "own optimizer":
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
         extra["optimizers"] = optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -195,6 +196,9 @@ def result_of(case):
     folder = os.path.join(FOLDER, case.replace(" ", "_"))
     trainer = trainer_of(case, folder)
     trainer.train()
+    if case == "a second one":
+        trainer = trainer_of(case, folder, trainer.model)
+        trainer.train()
     evaluated = trainer.evaluate()
     predicted = trainer.predict(trainer.eval_dataset)
     trainer.save_model(os.path.join(folder, "final"))

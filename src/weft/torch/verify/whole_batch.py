@@ -18,6 +18,7 @@ divergence from a reference in KTO is 0 at least, and at most 0 as long as the t
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -36,8 +37,9 @@ from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.execution.thread_settings import current_scale, rehearse
 from weft.torch.pytorch.private import any_autocast, call_of
+from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
-from weft.torch.tensors.mini_batch import MiniBatch
+from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
 from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
 from weft.torch.trace.side_effects import ParameterWrites, without_side_effects
@@ -46,6 +48,7 @@ from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
 log = logging.getLogger("weft")
 
 Weight = Callable[..., Any] | None
+WHAT = "the whole batch in one piece"
 SEED = 7
 STRETCHES = ((1.0, 1.0), (0.0, 1.0), (1.0, 3.0))
 """Between which numbers those lie by which a trial multiplies what the model returns for a row."""
@@ -124,6 +127,59 @@ class OnlyForward(Incomparable):
     """There is no backward pass, so there are no gradients that could be wrong."""
 
 
+class SplitBefore(Incomparable):
+    """No rank has all of the model any more."""
+
+
+@dataclass
+class Rows:
+    """Finds which rows the loss of a step joins.
+
+    Args:
+        title: The name of the step for messages.
+        like: The step that shows it, as the one that trains does; it has the `function`, the `weight` and the `cut`.
+        trainer: A trainer calls the step, so that the script did not choose the microbatches.
+        reorders: The rows of a microbatch need not be neighbours: the trainer puts results in order again.
+        judged: That has been done.
+    """
+
+    title: str
+    like: Any
+    trainer: bool = False
+    reorders: bool = False
+    judged: bool = False
+
+    def judge(self, session: Session, models: Sequence[Any], batch: MiniBatch, everybody: bool) -> Joined:
+        """The rows that no cut may part; what was found is logged on the first rank.
+
+        ``everybody``: all ranks call this. Else the first rank looks, and only warns.
+        """
+        step, open_number = self.like, session.settings.microbatches == "auto"
+        adapts = everybody and (self.trainer or open_number)
+        step.rows.judged = True
+
+        def judged() -> Verdict:
+            if batch.size is None:
+                return Verdict()
+            own = step.rows is self
+            known = inspect.signature(step.function).parameters
+            args = batch.args if own else batch.args[: len(known)]
+            kwargs = {name: value for name, value in batch.kwargs.items() if own or name in known}
+            count = min(batch.size, 2 * session.settings.partitions) if open_number else batch.microbatches
+            trial = prepare(step.function, args, kwargs, step.cut, count)
+            return judge(
+                session, models, step.function, step.rows.title, trial, step.weight, adapts, self.reorders
+            )
+
+        if everybody:
+            verdict = Verdict.from_text(agree_on(session, lambda: judged().to_text(), WHAT))
+        else:
+            verdict = judged() if session.rank == 0 else Verdict()
+        if verdict.text and session.rank == 0:
+            log.log(logging.WARNING if verdict.warns else logging.INFO, "%s", verdict.text)
+        return verdict.joined
+
+
 def judge(
     session: Session, models: Sequence[Any], function: Callable[..., Any], title: str, batch: MiniBatch, weight: Weight,
     adapts: bool, blocks: bool,
@@ -139,12 +195,20 @@ def judge(
     try:
         if any(has_delayed(model.module) for model in models):
             raise Incomparable("the model is built without memory")
+        if any(model.partitioned and (session.pipeline is not None or model.sharded) for model in models):
+            raise SplitBefore("the model has been split before")
         return _adapted(trial, batch, title, blocks) if adapts else _warned(trial, batch, title)
     except Incomparable as reason:
         text = f"{title} was not compared with the whole batch in one piece: {reason}"
         if not adapts or isinstance(reason, OnlyForward):
             log.info("%s", text)
             return Verdict()
+        if isinstance(reason, SplitBefore):
+            return Verdict(
+                Joined(rows=0),
+                f'{text}. So a batch is one microbatch: if its loss is a mean over rows, write "verify": "off"',
+                warns=True,
+            )
         return Verdict(text=f'{text}. If its loss joins rows, write "microbatches": 1', warns=True)
 
 
