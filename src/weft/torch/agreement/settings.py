@@ -34,7 +34,7 @@ class Agreement:
         self._loads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._written = Written()
         self._told: tuple[str, dict[str, str]] | None = None
-        self._outlines: set[int] = set()
+        self._outlines: set[weakref.ref[Any]] = set()
         self._described: list[_Described] = []
         """The settings of which :attr:`_text` was made."""
         self._text = "{}"
@@ -88,7 +88,7 @@ class Agreement:
     def end_step(self) -> None:
         """A step has ended, and has written what it writes."""
         self._told = None
-        outlines = {id(model.outline) for model in self._session.models}
+        outlines = {weakref.ref(each.outline) for each in self._session.models if each.outline is not None}
         if outlines != self._outlines:  # models are new, or were split or changed in this step
             self._outlines = outlines
             self._written.begin_anew(weight for weights in self._watched() for weight in weights.values())

@@ -25,7 +25,7 @@ class Written:
 
     def __init__(self) -> None:
         self._known: dict[int, _State] = {}
-        self._by_script: set[int] = set()
+        self._by_script: dict[int, weakref.ref[Tensor]] = {}
         self._before: set[str] = set()
         """The names of those that the script had written one step earlier."""
 
@@ -36,7 +36,7 @@ class Written:
             before = known.get(id(tensor))
             # ids are used again: one that a freed tensor had tells nothing of this one
             if before is not None and before != (now := _state(tensor)) and before[0] is now[0]:
-                self._by_script.add(id(tensor))
+                self._by_script[id(tensor)] = now[0]
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Take these as they are now for known."""
@@ -48,10 +48,14 @@ class Written:
         for each in named:
             self.look(each.values())
             if self._by_script:
-                found |= {name: tensor for name, tensor in each.items() if id(tensor) in self._by_script}
+                found |= {name: tensor for name, tensor in each.items() if self._has(tensor)}
         self._by_script.clear()
         self.note(found.values())
         return found
+
+    def _has(self, tensor: Tensor) -> bool:
+        written = self._by_script.get(id(tensor))
+        return written is not None and written() is tensor  # not a freed one that had the same id
 
     def digests(self, found: Mapping[str, Tensor]) -> dict[str, str]:
         """A digest of each tensor that :meth:`take` gave; of a few values where the script writes before each step."""
