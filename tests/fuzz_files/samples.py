@@ -5,13 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
+import shutil
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 import weft.torch as weft
 from weft.analysis.run import Device, Facts, Sample, Unit
@@ -35,8 +39,14 @@ class Trained:
 
     model: Any
     optimizer: Any
+    schedule: Any
     saved: dict[str, Tensor]
     user: Any
+
+    @property
+    def also(self) -> dict[str, Any]:
+        """What is saved beside model and optimizer."""
+        return {"schedule": self.schedule}
 
     def now(self) -> dict[str, Tensor]:
         """Everything that a resumed job has back."""
@@ -46,7 +56,16 @@ class Trained:
             found |= {
                 f"optimizer/{number}/{key}": torch.as_tensor(value).clone() for key, value in entry.items()
             }
+        for number, group in enumerate(self.optimizer.param_groups):
+            values = {key: value for key, value in group.items() if key != "params"}
+            found |= {f"optimizer/group {number}/{key}": _number(value) for key, value in values.items()}
+        found["also/schedule"] = _number(self.schedule.state_dict())
         return found
+
+
+def _number(value: Any) -> Tensor:
+    """A tensor that tells of a value's type and of all in it, but not of what objects it has."""
+    return torch.tensor(zlib.crc32(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode()))
 
 
 MESSAGE = {
@@ -69,7 +88,9 @@ CONFIG = json.dumps(
 USER = {"number": 3, "names": ["a", "b"], "tuple": (1, 2.5), "big": 2**70, "t": None}
 
 
-def train(model: Any, optimizer: Any) -> None:
+def train(made: Trained) -> None:
+    model, optimizer = made.model, made.optimizer
+
     @weft.step
     def step(model, x):
         loss = model(x).square().mean()
@@ -79,6 +100,7 @@ def train(model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
     step(model, torch.randn(8, 4))
     optimizer.step()
+    made.schedule.step()
 
 
 def trained() -> Trained:
@@ -87,9 +109,24 @@ def trained() -> Trained:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 7, bias=False))
     model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
-    train(model, optimizer)
-    made = Trained(model, optimizer, {}, USER)
+    groups = [
+        {"params": [net[0].weight, net[0].bias], "name": "first", "layers": [0], "weight_decay": 0.1},
+        {
+            "params": [net[1].weight, net[1].bias],
+            "name": "second",
+            "layers": [1],
+            "lr": 0.05,
+            "scale": {"of": 0.5},
+        },
+        {"params": [net[2].weight], "name": "last", "layers": [2], "frozen": False, "betas": (0.8, 0.9)},
+    ]
+    optimizer = weft.DistributedOptimizer(torch.optim.Adam(groups, lr=0.1))
+    warm = LambdaLR(
+        optimizer, [lambda step: 0.5 ** (2 - step), lambda step: 1.0, lambda step: 1 / (step + 1)]
+    )
+    schedule = SequentialLR(optimizer, [warm, CosineAnnealingLR(optimizer, 10)], milestones=[2])
+    made = Trained(model, optimizer, schedule, {}, USER)
+    train(made)
     made.saved = made.now()
     return made
 
@@ -97,19 +134,25 @@ def trained() -> Trained:
 def write(root: Path, made: Trained) -> None:
     """All samples; the model takes another step afterwards."""
     state = {name: value.clone() for name, value in made.model.module.state_dict().items()}
-    weft.save_checkpoint(root / "own", "a", model=made.model, optimizer=made.optimizer, user_content=USER)
+    weft.save_checkpoint(
+        root / "own", "a", model=made.model, optimizer=made.optimizer, user_content=USER, also=made.also
+    )
     weft.save_checkpoint(root / "full", "a", partial=False, model=made.model, user_content=USER)
     older = root / "older" / "a_partial"
     older.mkdir(parents=True)
     torch.save(made.model.local_state_dict(), older / "model_0_0.pt")
     torch.save(made.optimizer.local_state_dict(), older / "optimizer_0_0.pt")
     torch.save({"a": 1}, older / "user_content.pt")
-    for format, name in (("torch", "model.pt"), ("safetensors", "model.safetensors")):
-        weft.export_checkpoint(root / "own", root / format / name, format)
+    weft.export_checkpoint(root / "own", root / "torch" / "model.pt", "torch")
+    weft.export_checkpoint(root / "own", root / "summed" / "model.safetensors", "safetensors")
+    (root / "safetensors").mkdir()
+    shutil.copy(root / "summed" / "model.safetensors", root / "safetensors")
     legacy = root / "legacy" / "model.pt"
     legacy.parent.mkdir()
     torch.save(state, legacy, _use_new_zipfile_serialization=False)
     weft.export_checkpoint(root / "own", root / "distributed" / "model", "distributed")
+    shutil.copytree(root / "distributed", root / "summed folder")
+    (root / "distributed" / "model" / "SHA256SUMS").unlink()
     with zipfile.ZipFile(root / "torch" / "model.pt") as archive:
         archive.extractall(root / "archive")
     _huggingface(root / "huggingface", state)
@@ -117,7 +160,7 @@ def write(root: Path, made: Trained) -> None:
     _traces(root / "traces" / "traces")
     _run(root / "run" / "run")
     _texts(root)
-    train(made.model, made.optimizer)
+    train(made)
 
 
 def _huggingface(root: Path, state: dict[str, Tensor]) -> None:

@@ -63,23 +63,33 @@ class Target:
 
 
 def resumed(made: Trained, path: Path, judged: bool, optimizer: bool, **how: Any) -> str:
-    """Resume from a path. Refused, nothing may have changed; taken, all must be as it was saved."""
+    """Resume from a path. Refused, nothing may have changed; taken, all must be as it was saved.
+
+    ``optimizer``: the optimizer's states are there, too, and with ``also`` in ``how`` everything else.
+    """
     before = made.now()
+    kinds = ("model/", *(["optimizer/"] if optimizer else ()), *(["also/"] if "also" in how else ()))
     try:
         user = weft.resume_from_checkpoint(path, model=made.model, random_states=judged, **how)
     except WeftError:
-        if unlike(made.now(), before):
-            raise FaultError("it was refused, but something changed") from None
+        if changed := unlike(made.now(), before):
+            raise FaultError(f"it was refused, but {changed} changed") from None
         raise
     if not judged:
         return "read"
-    expected = {name: value for name, value in made.saved.items() if optimizer or name.startswith("model/")}
+    expected = {name: value for name, value in made.saved.items() if name.startswith(kinds)}
     wrong = unlike({name: value for name, value in made.now().items() if name in expected}, expected)
     if wrong:
         raise FaultError(f"it was taken, but {wrong} is not what was saved")
     if user is not None and how.get("tag", "a") == "a" and user not in (made.user, {"a": 1}):
         raise FaultError(f"it was taken, but the user's content is {user!r:.200}")
     return "right"
+
+
+def older(folder: Path, made: Trained) -> str:
+    """A save of older scripts, which may have no optimizer."""
+    there = (folder / "a_partial" / "optimizer_0_0.pt").exists()
+    return resumed(made, folder, True, there, tag="a")
 
 
 def unlike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str:
@@ -278,14 +288,16 @@ def on_schedule(folder: Path, made: Trained) -> str:
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("own", ("a_partial/*", "newest"), lambda at, made: resumed(made, at, True, True)),
-    Target("sizes", ("a_partial/*",), lambda at, made: resumed(made, at, True, True, verify="sizes"), folder="own"),
+    Target("own", ("a_partial/*", "newest"), lambda at, made: resumed(made, at, True, True, also=made.also)),
+    Target("sizes", ("a_partial/*",), lambda at, made: resumed(made, at, True, True, verify="sizes", also=made.also),
+           folder="own"),
     Target("model", ("a_partial/*",), lambda at, made: read_model(at, made), folder="own"),
     Target(
-        "resealed", ("a_partial/index.json",), lambda at, made: resumed(made, at, False, True), reseal, folder="own",
+        "resealed", ("a_partial/index.json",), lambda at, made: resumed(made, at, False, True, also=made.also), reseal,
+        folder="own",
     ),
     Target("full", ("*",), lambda at, made: resumed(made, at, True, False, tag="a", partial=False)),
-    Target("older", ("a_partial/*",), lambda at, made: resumed(made, at, True, True, tag="a")),
+    Target("older", ("a_partial/*",), older),
     Target("torch", ("*",), lambda at, made: resumed(made, at / "model.pt", True, False, partial=False)),
     Target("archive", ("*/data.pkl", "*/data.pkl", "*/*", "*/data/*"),
            lambda at, made: resumed(made, at / "model.pt", False, False, partial=False), archived, pipes=False),
@@ -294,6 +306,8 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "safetensors", ("*",), lambda at, made: resumed(made, at / "model.safetensors", False, False, partial=False)
     ),
+    Target("summed", ("*",), lambda at, made: resumed(made, at / "model.safetensors", True, False, partial=False)),
+    Target("summed folder", ("model/*",), lambda at, made: resumed(made, at / "model", True, False, partial=False)),
     Target("huggingface", ("*",), lambda at, made: resumed(made, at, False, False, partial=False)),
     Target("distributed", ("model/*", "model/.metadata", "model/.metadata"),
            lambda at, made: resumed(made, at / "model", True, False, partial=False)),

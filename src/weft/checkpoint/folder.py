@@ -15,17 +15,18 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.checkpoint.find import saves
 from weft.checkpoint.index import Index
 from weft.checkpoint.names import DONE, INDEX, LOCK, NEWEST, SAVING, folder_name
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, UsageError
 from weft.foreign import LARGEST, excess
 
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
@@ -191,6 +192,40 @@ def replace_flushed(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """A temporary path beside ``target``, for the block to make a file or folder of; at its end that is ``target``.
+
+    Raises:
+        CheckpointError: It could not be written. Nothing of it stays; what ``target`` was before, it still is.
+    """
+    temporary = target.with_name(
+        f".{target.name}-{secrets.token_hex(8)}"
+    )  # no job that saves here removes that
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        flush_tree(temporary)
+        os.replace(temporary, target)
+        flush_folder(target.parent)
+    except BaseException as error:  # some libraries raise what is no Exception
+        with suppress(OSError):
+            shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, UsageError)):
+            raise
+        raise CheckpointError(f"{target} was not written: {explain(error, target.parent)}") from error
+
+
+def flush_tree(path: Path) -> None:
+    """Flush a file, or a folder and the files in it."""
+    if not path.is_dir():
+        flush_file(path)
+        return
+    for each in path.iterdir():
+        flush_tree(each)
+    flush_folder(path)
+
+
 def name_newest(root: Path, tag: str) -> None:
     """Let ``newest`` say this tag."""
     replace_flushed(root / NEWEST, f"{tag}\n".encode())
@@ -215,9 +250,12 @@ def flush_folder(path: Path) -> None:
 
 def explain(error: BaseException, root: Path) -> str:
     """Why something could not be written, and what to do."""
+    error = _first_cause(error)
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "StorageFull" in text:
+    if (told := re.search(r"\(os error (\d+)\)", text)) and number is None:  # of a library in Rust
+        number = int(told[1])
+    if number in (errno.ENOSPC, errno.EDQUOT) or "StorageFull" in text:
         free = ""
         with suppress(OSError):
             free = f" ({shutil.disk_usage(_existing(root)).free / 2**20:.0f} MiB are free)"
@@ -227,6 +265,18 @@ def explain(error: BaseException, root: Path) -> str:
     if number in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
         return f"{text}: something of another kind is in its place: remove that, or save to another path"
     return text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The system's error behind one of another library, or the error itself if there is none."""
+    before: BaseException | None = error
+    while before is not None and not isinstance(before, (OSError, CheckpointError)):
+        failures = getattr(
+            before, "failures", None
+        )  # of torch.distributed.checkpoint: by rank, with a traceback
+        told = [each[0] for each in failures.values()] if isinstance(failures, dict) else []
+        before = told[0] if told else before.__cause__ or before.__context__
+    return before or error
 
 
 def _existing(path: Path) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from weft.checkpoint.names import check_path
 from weft.checkpoint.stop import GO_ON, Stop
 from weft.errors import UsageError
 from weft.foreign import shown
@@ -59,7 +60,7 @@ class Loop(ABC):
         for name, value in (("every", every), ("keep", keep)):
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} is {shown(value)}: write a whole number from 1 on")
-        self._path, self._every, self._keep = Path(path), every, keep
+        self._path, self._every, self._keep = check_path(path), every, keep
         self._saved = 0
         self._entered = self._ending = False
 

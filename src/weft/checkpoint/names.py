@@ -38,6 +38,25 @@ def check_tag(tag: object) -> str:
     return tag
 
 
+def check_path(path: object, name: str = "path") -> Path:
+    """The path, if the system can have such a one. ``name``: what the caller calls it.
+
+    >>> check_path(3, "target")
+    Traceback (most recent call last):
+    weft.errors.UsageError: target is 3: pass a path, as text or a pathlib.Path
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise UsageError(f"{name} is {shown(path)}: pass a path, as text or a pathlib.Path")
+    try:
+        fits = bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise UsageError(f"{name} is {shown(text)}: no file can have that name")
+    return Path(text)
+
+
 def is_safe(name: object) -> bool:
     """Whether a name stays inside its folder.
 

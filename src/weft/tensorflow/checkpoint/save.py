@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.checkpoint.agree import choose, come_together
 from weft.checkpoint.find import LEVELS
-from weft.checkpoint.names import check_tag
+from weft.checkpoint.names import check_path, check_tag
 from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
 from weft.errors import UsageError
@@ -55,7 +55,7 @@ def save_checkpoint(
         CheckpointError: On every rank: a rank could not write. Earlier checkpoints are as they were.
     """
     return save(
-        Path(path), tag, _contents(model, optimizer), user_content, num_kept_partial_checkpoints,
+        check_path(path), tag, _contents(model, optimizer), user_content, num_kept_partial_checkpoints,
         "num_kept_partial_checkpoints", asynchronous=asynchronous,
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def resume_from_checkpoint(
     model = model or next(iter(models), None)
     what = _contents(model, optimizer if load_optimizer else None)
     optional = () if given else ("model",)
-    return resume(Path(path), tag, what, strict, optional, verify, "resume_from_checkpoint")
+    return resume(check_path(path), tag, what, strict, optional, verify, "resume_from_checkpoint")
 
 
 def resume(

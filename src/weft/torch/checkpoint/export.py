@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from weft.checkpoint.find import faults, in_order
-from weft.checkpoint.folder import flush_file, flush_folder, replace_flushed
+from weft.checkpoint.folder import appearing
+from weft.checkpoint.names import check_path
 from weft.errors import CheckpointError, UsageError
 from weft.foreign import translated
+from weft.torch.checkpoint.formats.sums import write_sums
 from weft.torch.checkpoint.restore import model_names
 from weft.torch.checkpoint.tensor_files import ShardReader, find_safetensors, stage
 
@@ -28,8 +30,9 @@ def read_model(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
         tag: Which one; None takes the newest that is whole.
     """
     bad: list[str] = []
+    root = check_path(path)
     with translated(f"{path} cannot be read", CheckpointError):
-        for save in in_order(Path(path), tag):
+        for save in in_order(root, tag):
             if save.index is None:
                 bad.append(save.fault)
                 continue
@@ -59,29 +62,36 @@ def export_checkpoint(path: str | Path, target: str | Path, format: str, tag: st
         format: "torch" (``torch.load`` reads it), "safetensors", "huggingface" (``model.safetensors``, in several
             files with an index above 5 GB), or "distributed" (``torch.distributed.checkpoint``).
         tag: Which checkpoint; None takes the newest that is whole.
+
+    Returns:
+        ``target``. Beside a safetensors file ``<target>.sha256``, and in a folder ``SHA256SUMS``, have its checksums,
+        which weft checks where it loads the model, and ``sha256sum -c`` too. A torch file has checksums in it.
+
+    Raises:
+        UsageError: ``target`` exists, or nothing can be at such a place.
+        CheckpointError: The checkpoint is not whole, or ``target`` could not be written; nothing half is left.
     """
-    target = Path(target)
+    where = check_path(target, "target")
     if format not in _WRITERS:
         raise UsageError(f"format is {format!r}: write one of {', '.join(_WRITERS)}")
-    if target.exists():
-        raise UsageError(f"{target} exists: remove it, or export to another place")
+    with translated(f"{where} cannot be written", CheckpointError):
+        if where.exists():
+            raise UsageError(f"{where} exists: remove it, or export to another place")
     state = read_model(path, tag)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _WRITERS[format](state, target)
-    except OSError as error:
-        raise CheckpointError(f"{target} was not written: {error}") from error
-    return target
+    with appearing(where) as temporary:
+        _WRITERS[format](state, temporary)
+        if format == "safetensors":
+            write_sums(temporary, where)
+    return where
 
 
 def _torch(state: dict[str, Tensor], target: Path) -> None:
-    torch.save(state, target)
-    flush_file(target)
+    with open(target, "xb") as file:  # whose errors are the system's
+        torch.save(state, file)
 
 
 def _safetensors(state: dict[str, Tensor], target: Path) -> None:
     find_safetensors().save_file(stage(state, copy=False), target, {"format": "pt"})  # type: ignore[attr-defined]
-    flush_file(target)
 
 
 def _huggingface(state: dict[str, Tensor], target: Path) -> None:
@@ -97,18 +107,17 @@ def _huggingface(state: dict[str, Tensor], target: Path) -> None:
         groups[-1][name] = state[name]
         size += added
     target.mkdir()
-    if len(groups) == 1:
-        _safetensors(groups[0], target / "model.safetensors")
-        return
     places: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
-        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        alone = len(groups) == 1
+        file = "model.safetensors" if alone else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         _safetensors(group, target / file)
         places |= dict.fromkeys(group, file)
-    total = sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group.values())
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    replace_flushed(target / "model.safetensors.index.json", json.dumps(index, indent=2).encode())
-    flush_folder(target)
+    if len(groups) > 1:
+        total = sum(tensor.numel() * tensor.element_size() for group in groups for tensor in group.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    write_sums(target)
 
 
 def _distributed(state: dict[str, Tensor], target: Path) -> None:
@@ -117,6 +126,7 @@ def _distributed(state: dict[str, Tensor], target: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it was told to
         save(state, storage_writer=FileSystemWriter(target), no_dist=True)
+    write_sums(target)
 
 
 _WRITERS: dict[str, Callable[[dict[str, Tensor], Path], None]] = {

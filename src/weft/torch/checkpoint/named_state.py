@@ -14,7 +14,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -267,10 +267,26 @@ def check_optimizer(model: DistributedModel, optimizer: Any, saved: Mapping[str,
     ]
 
 
-def load_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Set the groups' settings, such as the learning rate; before the first step, as schedulers read them there."""
-    for group, content in zip(torch_optimizer_of(optimizer).param_groups, groups, strict=True):
+@contextmanager
+def groups_loaded(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """The groups' settings, such as the learning rate, are these in the block, and after it unless it raises.
+
+    They come before the first step, as schedulers read them there.
+    """
+    taking = torch_optimizer_of(optimizer)
+    before = [
+        {key: value for key, value in group.items() if key != "params"} for group in taking.param_groups
+    ]
+    for group, content in zip(taking.param_groups, groups, strict=True):
         group.update(content)
+    try:
+        yield
+    except BaseException:
+        for group, former in zip(taking.param_groups, before, strict=True):
+            for key in group.keys() - former.keys() - {"params"}:
+                del group[key]
+            group.update(former)
+        raise
 
 
 def read_optimizer_state(
@@ -348,19 +364,24 @@ def load_random(session: Session, states: list[Any], exact: bool) -> None:
         session.streams.seed(mix(session.streams.draw(), session.position("rdp")))
 
 
-def load_also(also: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Give objects their states; if an object refuses its state, all have their former states again."""
+@contextmanager
+def also_loaded(also: Mapping[str, Any], states: Mapping[str, Any]) -> Iterator[None]:
+    """Objects have these states in the block, and after it unless it raises: then all have their former ones again.
+
+    So they have if one of them refuses its state.
+    """
     before: dict[str, Any] = {}
-    for name, target in also.items():
-        before[name] = copy.deepcopy(target.state_dict())
-        try:
+    try:
+        for name, target in also.items():
+            before[name] = copy.deepcopy(target.state_dict())
             with translated(f"also[{name!r}] does not take the state that was saved", CheckpointError):
                 target.load_state_dict(states[name])
-        except CheckpointError:
-            for other, state in before.items():
-                with suppress(Exception):  # the one that refused may refuse this too
-                    also[other].load_state_dict(state)
-            raise
+        yield
+    except BaseException:
+        for name, state in before.items():
+            with suppress(Exception):  # the one that refused may refuse this too
+                also[name].load_state_dict(state)
+        raise
 
 
 def check_also(also: Mapping[str, Any], saved: Mapping[str, Any] | None) -> list[str]:

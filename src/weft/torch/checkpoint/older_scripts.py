@@ -32,7 +32,7 @@ from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, find_state
 from weft.torch.checkpoint.formats.torch_file import load_file
 from weft.torch.checkpoint.landing import Put, fill, land
-from weft.torch.checkpoint.restore import Wanted
+from weft.torch.checkpoint.restore import Wanted, without_optimizers
 from weft.torch.optimizer import MASTERS, SCALE, DistributedOptimizer
 from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
@@ -57,6 +57,8 @@ def resume(session: Session, folder: Path, wanted: Wanted) -> Any:
         with translated(f"{folder} holds what older scripts did not write", CheckpointError, "do not use it"):
             source = OldPartial(folder, wanted.allow_pickle is True, named_state.state_names(wanted.model))
             optimizer = _read_optimizer(source, wanted) if wanted.optimizers else None
+            if optimizer is None:
+                wanted = without_optimizers(session, wanted, folder)
             user = source.user_content()
             if optimizer is not None and len(wanted.optimizers) > 1:
                 wrong = [f"one optimizer was saved, the script has {len(wanted.optimizers)}"]

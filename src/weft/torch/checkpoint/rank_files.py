@@ -7,14 +7,12 @@ A partial file's name ends with its rank, in one of three ways, the last of whic
 
 from __future__ import annotations
 
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from weft.checkpoint.folder import explain, flush_file, flush_folder
+from weft.checkpoint.folder import appearing
+from weft.checkpoint.names import check_path
 from weft.errors import CheckpointError, UsageError
 from weft.session import ranks
 from weft.torch.checkpoint.formats.torch_file import load_file
@@ -38,21 +36,13 @@ def save(
         pickle_protocol: As for ``torch.save``.
         v3: Whether each replica has a file too.
     """
-    path = _path(f)
+    path = check_path(f, "f")
     if pickle_module is not None:
         raise UsageError("save takes no pickle_module: load reads weights only")
     if partial:
         path = path.with_name(path.name + suffixes()[0 if v3 else 1])
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb") as file:
-            torch.save(obj, file, pickle_protocol=pickle_protocol)
-        flush_file(temporary)
-        os.replace(temporary, path)
-        flush_folder(path.parent)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} was not saved: {explain(error, path.parent)}") from error
+    with appearing(path) as temporary, open(temporary, "xb") as file:
+        torch.save(obj, file, pickle_protocol=pickle_protocol)
 
 
 def load(
@@ -79,7 +69,7 @@ def load(
     Raises:
         CheckpointError: The file is missing or damaged, or holds objects whose loading runs code.
     """
-    path = _path(f)
+    path = check_path(f, "f")
     if pickle_module is not None:
         raise UsageError(
             "load takes no pickle_module: pass allow_pickle=True if you trust whoever wrote the file"
@@ -102,9 +92,3 @@ def suffixes() -> list[str]:
     """The endings that the name of this rank's file may have, the most exact one first."""
     place = f"_{ranks.pp_rank()}_{ranks.tp_rank()}"
     return [f"{place}_{ranks.rdp_rank()}", place, f"_{ranks.mp_rank()}"]
-
-
-def _path(f: object) -> Path:
-    if not isinstance(f, (str, os.PathLike)):
-        raise UsageError(f"f is a {type(f).__name__}: pass a path")
-    return Path(f)

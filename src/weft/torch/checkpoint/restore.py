@@ -9,8 +9,10 @@ import itertools
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -96,7 +98,7 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     if "model" not in index.content:
         wanted = replace(wanted, model=None, optimizers=())
     if "optimizer" not in index.content:
-        wanted = replace(wanted, optimizers=())
+        wanted = without_optimizers(session, wanted, save.folder)
     reader = ShardReader(save.folder, index, verified=level == "full")
     decoded, wrong, damage = None, [], []
     try:
@@ -112,24 +114,35 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
     if wrong:
         raise UsageError(f"{save.folder} does not fit this script: {'; '.join(wrong)}")
     assert decoded is not None
-    named_state.load_also(wanted.also, decoded.also)
-    if wanted.states:
-        for optimizer, states in zip(wanted.optimizers, decoded.optimizers, strict=True):
-            named_state.load_groups(optimizer, states.groups)
-    if wanted.model is not None:
-        if decoded.plan is not None:
-            wanted.model.resumed_plan = decoded.plan
-        land(
-            wanted.model,
-            lambda: _put_weights(session, reader, wanted.model, decoded),
-            {
-                optimizer: partial(_read_states, reader, wanted.model, optimizer, states)
-                for optimizer, states in zip(wanted.optimizers, decoded.optimizers, strict=True)
-            },
-        )
+    saved = [*zip(wanted.optimizers, decoded.optimizers, strict=True)]
+    with ExitStack() as stack:
+        stack.enter_context(named_state.also_loaded(wanted.also, decoded.also))
+        for optimizer, states in saved if wanted.states else []:
+            stack.enter_context(named_state.groups_loaded(optimizer, states.groups))
+        if wanted.model is not None:
+            land(
+                wanted.model,
+                lambda: _put_weights(session, reader, wanted.model, decoded),
+                {
+                    optimizer: partial(_read_states, reader, wanted.model, optimizer, states)
+                    for optimizer, states in saved
+                },
+            )
+            if decoded.plan is not None:
+                wanted.model.resumed_plan = decoded.plan
     if decoded.random is not None:
         named_state.load_random(session, decoded.random, decoded.exact)
     return decoded.user
+
+
+def without_optimizers(session: Session, wanted: Wanted, folder: Path) -> Wanted:
+    """What is wanted of a save that has no state of an optimizer; a warning if that was wanted."""
+    if wanted.optimizers and wanted.states and session.rank == 0:
+        log.warning(
+            "%s has no state of an optimizer, which begins anew: pass load_optimizer=False if you want that",
+            folder,
+        )
+    return replace(wanted, optimizers=())
 
 
 def _find_misfits(session: Session, index: Index, wanted: Wanted) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.checkpoint.agree import ask_first, choose, come_together
 from weft.checkpoint.find import LEVELS
-from weft.checkpoint.names import check_tag
+from weft.checkpoint.names import check_path, check_tag
 from weft.errors import UsageError
 from weft.torch.checkpoint import named_state, older_scripts, restore, whole_file
 from weft.torch.model import DistributedModel
@@ -74,6 +74,7 @@ def resume_from_checkpoint(
         UsageError: On every rank: it does not fit the script; everything that does not is listed. Nothing changed.
     """
     session = current.session()
+    root = check_path(path)
     if tag is not None:
         check_tag(tag)
     if verify not in LEVELS:
@@ -98,19 +99,19 @@ def resume_from_checkpoint(
     call = "resume_from_checkpoint" if partial else "resume_from_checkpoint(partial=False)"
     come_together(session, call, tag)
     if not partial:
-        return whole_file.resume(session, Path(path), tag, wanted, translate_function)
+        return whole_file.resume(session, root, tag, wanted, translate_function)
     if translate_function is not None and session.rank == 0:
         log.warning(
             "translate_function is for full checkpoints (partial=False): a partial one has the names of the model "
             "that was saved, so it is not called"
         )
     ranks = AllRanks(session)
-    old = ask_first(ranks, lambda: str(older_scripts.find_folder(Path(path), tag) or ""))
+    old = ask_first(ranks, lambda: str(older_scripts.find_folder(root, tag) or ""))
     if old:
         return older_scripts.resume(
             session, Path(old), wanted if wanted.states else replace(wanted, optimizers=())
         )
-    save = choose(ranks, Path(path), tag, verify)
+    save = choose(ranks, root, tag, verify)
     return restore.restore(session, save, wanted, verify)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoint.agree import come_together
-from weft.checkpoint.names import check_tag
+from weft.checkpoint.names import check_path, check_tag
 from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
 from weft.errors import UsageError
@@ -71,6 +71,7 @@ def save_checkpoint(
         CheckpointError: On every rank: a rank could not write. Earlier checkpoints are as they were.
     """
     session = current.session()
+    root = check_path(path)
     check_tag(tag)
     also = named_state.need_states(also)
     _check_model(model, optimizer)
@@ -85,7 +86,7 @@ def save_checkpoint(
     sharded = model is not None and model.sharded
     cut = model is not None and model.cut
     request = Request(
-        Path(path), tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
+        root, tag, num_kept_partial_checkpoints, asynchronous, lambda phase: reached(phase),
         everybody=sharded or cut or (shared and partial), settings=session.agreement.settings(),
     )  # fmt: skip
     if not partial:

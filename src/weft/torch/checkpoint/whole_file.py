@@ -38,10 +38,11 @@ from weft.checkpoint.folder import (
 from weft.checkpoint.names import check_tag, read_text
 from weft.checkpoint.save import Request, SaveReport, Saves, meet
 from weft.document import Document
-from weft.errors import CheckpointError, FormatError, UsageError, WeftError
+from weft.errors import CheckpointError, FormatError, UsageError
 from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, Renamed, Source, open_source
+from weft.torch.checkpoint.formats.sums import check_sums
 from weft.torch.checkpoint.formats.torch_file import load_file, read_torch_file
 from weft.torch.checkpoint.landing import fill, land
 from weft.torch.checkpoint.restore import Wanted
@@ -83,7 +84,7 @@ def save(
         ended: dict[str, Any] = {"bytes": 0}
         try:
             write(request, saves, dict(whole), user_content, allow_pickle)
-        except (OSError, RuntimeError, WeftError) as error:
+        except Exception as error:  # others wait to be told
             ended = {"error": f"{request.tag} was not saved: {explain(error, request.root)}"}
         meeting.end(ended)
     else:
@@ -216,7 +217,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
 
     The model is in ``path/tag``, or in ``path`` itself if that is a file or folder of another format.
     """
-    target, chosen = _choose(session, path, tag)
+    target, chosen, summed = _choose(session, path, tag)
     source: Source | None = None
     user, problem = None, ""
     try:
@@ -224,8 +225,8 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
             source = open_source(target, wanted.allow_pickle is True)
             if chosen is not None and (path / f"user_content_{chosen}").exists():
                 user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
-        if not source.checksums and session.rank == 0:
-            log.info("%s has no checksums: damage inside of its numbers would not be seen", target)
+        if session.rank == 0 and not summed:
+            _tell_doubts(target, source)
         if translate is not None:
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
     except CheckpointError as error:
@@ -245,10 +246,23 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     return user
 
 
-def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | None]:
-    def choice() -> list[str | None]:
+def _tell_doubts(target: Path, source: Source) -> None:
+    if not source.checksums:
+        log.info("%s has no checksums: damage inside of its numbers would not be seen", target)
+    if source.doubts:
+        log.warning(
+            "%s may hold files of two saves, as one that was killed leaves them when it writes over an older one: %s. "
+            "The format cannot tell them apart. A copy made without the files' times (use cp -p) looks the same",
+            target, "; ".join(source.doubts),
+        )  # fmt: skip
+
+
+def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | None, bool]:
+    """The file or folder to read, its tag, and whether its checksums were beside it and fit."""
+
+    def choice() -> list[Any]:
         if tag is None and (not path.is_dir() or not (full_tags(path) or newest_tag(path))):
-            return [str(path), None]
+            return [str(path), None, check_sums(path)]
         newest = newest_tag(path)
         known = [name for _, name in full_tags(path)]
         tags = [tag] if tag is not None else list(dict.fromkeys([*([newest] if newest else []), *known]))
@@ -260,7 +274,7 @@ def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | 
                     log.warning(
                         "loading %s, because newer checkpoints are not whole: %s", name, "; ".join(bad)
                     )
-                return [str(path / name), name]
+                return [str(path / name), name, check_sums(path / name)]
             bad += wrong
         good = next((name for name in known if name not in tags and not faults(path, name)), None)
         offer = (
@@ -270,8 +284,8 @@ def _choose(session: Session, path: Path, tag: str | None) -> tuple[Path, str | 
         )
         raise CheckpointError(f"the checkpoint cannot be used: {'; '.join(bad)}. {offer}")
 
-    target, chosen = ask_first(AllRanks(session), choice)
-    return Path(target), chosen
+    target, chosen, summed = ask_first(AllRanks(session), choice)
+    return Path(target), chosen, summed
 
 
 def _user_content(path: Path, allow_pickle: bool | str) -> Any:

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -22,7 +21,6 @@ import weft.torch as weft
 from weft.checkpoint.find import faults, in_order, look
 from weft.checkpoint.folder import Lock
 from weft.errors import CheckpointError, UsageError
-from weft.torch.session import current
 
 from .training import assert_equal, made, saved, train, values
 
@@ -306,44 +304,6 @@ def test_forged_indexes_are_refused(tmp_path, change, message):
 
 def first(index):
     return next(entry for path, entry in index["tensors"].items() if entry[1] == "float32")
-
-
-# --- where nothing can be written -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
-    ).returncode:
-        pytest.skip("mounting a small disk needs more rights than this user has")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def test_a_full_disk(small_disk):
-    model, optimizer = made()
-    weft.save_checkpoint(small_disk, "a", model=model, optimizer=optimizer, user_content=1)
-    with pytest.raises(CheckpointError, match=r"b was not saved: rank 0: the disk of .* is full"):
-        weft.save_checkpoint(small_disk, "b", model=model, user_content=torch.zeros(300_000))
-    with pytest.raises(CheckpointError, match=r"c was not saved: .*is full"):
-        weft.save_checkpoint(small_disk, "c", False, model=model, user_content=torch.zeros(300_000))
-    assert sorted(path.name for path in small_disk.iterdir()) == [".lock", "a_partial", "newest"]
-    weft.save_checkpoint(small_disk, "d", model=model, user_content=2)
-    assert weft.resume_from_checkpoint(small_disk, model=model) == 2
-
-
-def test_a_disk_that_cannot_be_written(small_disk):
-    model, _ = made()
-    weft.save_checkpoint(small_disk, "a", model=model, user_content=1)
-    current.session().saves.close()
-    current.session().saves = None
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(CheckpointError, match=r"b was not saved: .*let this user \(id \d+\) write there"):
-        weft.save_checkpoint(small_disk, "b", model=model)
-    assert weft.resume_from_checkpoint(small_disk, model=model) == 1
 
 
 def test_two_jobs_do_not_write_into_one_place(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import pytest
 import safetensors.torch
@@ -49,6 +51,66 @@ def test_exports_are_read_by_their_programs_and_by_weft(tmp_path, format, monkey
     assert_equal(model, expected)
     with pytest.raises(UsageError, match="exists: remove it"):
         weft.export_checkpoint(tmp_path / "saves", target, format)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "huggingface", "distributed"])
+def test_what_was_exported_is_checked(tmp_path, format, caplog):
+    model, expected = saved(tmp_path / "saves", "a")
+    target = weft.export_checkpoint(tmp_path / "saves", tmp_path / "out", format)
+    if format == "safetensors":
+        sums, file = tmp_path / "out.sha256", target
+        with pytest.raises(CheckpointError):  # the ending tells the format
+            weft.resume_from_checkpoint(target, partial=False, model=model)
+        file = target = target.rename(tmp_path / "out.safetensors")
+        sums = sums.rename(tmp_path / "out.safetensors.sha256")
+        sums.write_text(sums.read_text().replace("out", "out.safetensors"))
+    else:
+        sums = target / "SHA256SUMS"
+        file = target / {"huggingface": "model.safetensors", "distributed": "__0_0.distcp"}[format]
+    assert subprocess.run(["sha256sum", "--check", sums.name], cwd=sums.parent).returncode == 0
+    with caplog.at_level("INFO", "weft"):
+        weft.resume_from_checkpoint(target, partial=False, model=model)
+    assert "has no checksums" not in caplog.text and "two saves" not in caplog.text
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    with pytest.raises(CheckpointError, match="does not fit its checksum in .* damaged, or of another save"):
+        weft.resume_from_checkpoint(target, partial=False, model=model)
+    assert not any(value.any() for value in values(model).values())
+    for told in ("nonsense", f"{'0' * 64}  ../{file.name}", "\0" * 70):
+        sums.write_text(told)
+        with pytest.raises(CheckpointError, match="has the line .* which is no checksum of a file beside it"):
+            weft.resume_from_checkpoint(target, partial=False, model=model)
+    sums.write_text(f"{'0' * 64}  gone")
+    with pytest.raises(CheckpointError, match="gone cannot be read"):
+        weft.resume_from_checkpoint(target, partial=False, model=model)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_with_files_of_two_saves_is_told(tmp_path, caplog):
+    model, expected = saved(tmp_path / "saves", "a")
+    folder = tmp_path / "out"
+
+    def told():
+        caplog.clear()
+        weft.resume_from_checkpoint(folder, partial=False, model=model)
+        return caplog.text
+
+    dcp.save(dict(expected), checkpoint_id=folder, no_dist=True)
+    assert "two saves" not in told()
+    shard, metadata = folder / "__0_0.distcp", folder / ".metadata"
+    os.utime(shard, (metadata.stat().st_atime, metadata.stat().st_mtime + 60))
+    assert "may hold files of two saves" in told() and "__0_0.distcp is 60 s newer than .metadata" in told()
+    os.utime(shard, (0, 0))
+    shard.write_bytes(shard.read_bytes() + b"more")
+    assert "__0_0.distcp has 4 bytes more than .metadata tells of" in told()
+    os.truncate(shard, shard.stat().st_size - 4)
+    os.utime(shard, (0, 0))
+    (folder / "__1_0.distcp").write_bytes(b"")
+    assert "__1_0.distcp is not in .metadata" in told()
 
 
 @pytest.fixture(scope="module")

@@ -394,9 +394,13 @@ def test_an_object_that_refuses_its_state_changes_nothing(tmp_path):
 
 def test_a_tensor_that_is_altered_changes_nothing_however_it_was_verified(tmp_path):
     model, optimizer = made()
-    weft.save_checkpoint(tmp_path, "a", model=model, optimizer=optimizer)
+    takes = Takes()
+    weft.save_checkpoint(tmp_path, "a", model=model, optimizer=optimizer, also={"one": takes})
     train(model, optimizer)
-    before = everything(model, optimizer)
+    takes.value = 2
+    group = optimizer.param_groups[0]
+    group["lr"], group["of the script"] = 0.5, 1
+    before, settings = everything(model, optimizer), {**group}
     index = json.loads((tmp_path / "a_partial" / "index.json").read_text())
     last = index["tensors"]["model/2.weight"]
     with open(tmp_path / "a_partial" / last[0], "r+b") as file:
@@ -405,9 +409,21 @@ def test_a_tensor_that_is_altered_changes_nothing_however_it_was_verified(tmp_pa
         file.seek(last[3])
         file.write(bytes([byte[0] ^ 1]))
     with pytest.raises(CheckpointError, match="do not fit their checksum"):
-        weft.resume_from_checkpoint(tmp_path, verify="sizes", random_states=False)
+        weft.resume_from_checkpoint(tmp_path, verify="sizes", random_states=False, also={"one": takes})
     for name, value in everything(model, optimizer).items():
         assert torch.equal(value, before[name]), name
+    now = optimizer.param_groups[0]
+    assert takes.value == 2 and {**now, "params": 0} == {**settings, "params": 0}
+
+
+def test_a_save_without_an_optimizer_is_told(tmp_path, caplog):
+    model, optimizer = made()
+    weft.save_checkpoint(tmp_path, "a", model=model)
+    weft.resume_from_checkpoint(tmp_path)
+    assert "a_partial has no state of an optimizer, which begins anew" in caplog.text
+    caplog.clear()
+    weft.resume_from_checkpoint(tmp_path, load_optimizer=False)
+    assert "begins anew" not in caplog.text
 
 
 # --- links ----------------------------------------------------------------------------------------------------

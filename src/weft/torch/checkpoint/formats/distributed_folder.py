@@ -75,6 +75,10 @@ class DistributedFolder:
                 if isinstance(entry, Record) and entry.name == "TensorStorageMetadata"
             }
             self.keys = list(map(str, entries))
+            self._ends: dict[str, int] = {}
+            """Where the last thing in each file ends, which is its size as it was written."""
+            for name, start, length in places.values():
+                self._ends[name] = max(self._ends.get(name, 0), start + length)
             told = metadata.state.get("planner_data")
             self.paths = {key: _path(told, key) for key in self._saved}
         self.shapes: Mapping[str, Shape] = {key: saved.shape for key, saved in self._saved.items()}
@@ -100,6 +104,20 @@ class DistributedFolder:
                 raise CheckpointError(
                     f"{self.folder}: {shown_text(key)} claims {claimed} bytes, its files hold {held}: do not use it"
                 )
+
+    def doubts(self) -> list[str]:
+        """Signs that files are not of the save that wrote the metadata, which it writes last."""
+        found = []
+        written = (self.folder / METADATA).stat().st_mtime
+        for name, end in self._ends.items():
+            with translated(f"{self.folder / name} cannot be read", CheckpointError):
+                told = (self.folder / name).stat()
+            if told.st_size > end:
+                found.append(f"{name} has {told.st_size - end} bytes more than {METADATA} tells of")
+            elif told.st_mtime > written:
+                found.append(f"{name} is {told.st_mtime - written:.3g} s newer than {METADATA}")
+        there = {each.name for each in self.folder.glob("*.distcp")}
+        return found + [f"{name} is not in {METADATA}" for name in sorted(there - self._ends.keys())]
 
     def read(self, key: str) -> Tensor:
         """The tensor of a key, on the CPU."""

@@ -10,7 +10,7 @@ None of them runs code that a file brings along.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,17 @@ _INDEX_LIMIT_BYTES = 100 << 20
 
 
 class Source:
-    """A whole model. ``shapes``: by the names of its tensors; ``checksums``: whether damaged numbers are noticed."""
+    """A whole model.
+
+    Attributes:
+        shapes: By the names of its tensors.
+        checksums: Whether damaged numbers are noticed.
+        doubts: Why its files may be of different saves.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     checksums = True
+    doubts: Sequence[str] = ()
 
     def read(self, name: str) -> Tensor:
         """The tensor of a name, on the CPU."""
@@ -144,6 +151,7 @@ class Distributed(Source):
 
     def __init__(self, folder: Path) -> None:
         self._folder = DistributedFolder(folder)
+        self.doubts = self._folder.doubts()
         names = {key: self._inside(self._path(key)) for key in self._folder.shapes}
         if not any(names.values()):
             names = {key: key for key in names}
