@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from tests.parity.registry import Checks
@@ -582,9 +583,70 @@ def what_layers_keep_is_read_by_the_step(what: str) -> None:
             torch.testing.assert_close(value, net.state_dict()[name], msg=f"{name} in {layout}")
 
 
-def kept(wrap: Callable[[nn.Module], Any]) -> tuple[Any, torch.optim.Optimizer]:
+class Checkpointed(nn.Module):
+    """A layer that the backward pass runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Kept()
+
+    def again(self, x: Tensor) -> Tensor:
+        return torch.sin(self.layer(x))  # which keeps something, so that all before it runs again
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.again, x, use_reentrant=False) if self.training else self.again(x)
+
+
+@CHECKS.check
+def what_layers_keep_when_the_backward_pass_runs_them_again() -> None:
+    for layout, settings in layouts():
+        if layout in ("sequences", "shared parameters", "pipelines that share parameters"):
+            continue  # as above
+        x = batches()[0]
+        net, optimizer = kept(lambda net: net, Checkpointed)
+        weft.shutdown()
+        weft.init({"microbatches": 2, "ddp": True, **settings})
+        model, own = kept(weft.DistributedModel, Checkpointed)
+        for number, each in enumerate(model.module):  # as units, however cheap they are
+            weft.set_partition(each, min(number, weft.pp_size() - 1))
+
+        @weft.step
+        def evaluate(model: Any, x: Tensor) -> Tensor:
+            return model(x)
+
+        @weft.step
+        def train(model: Any, x: Tensor, reads: bool) -> Any:
+            model.backward(loss_of(model, x))
+            if reads:
+                return sum(read(each.layer).detach() for each in model.module for read in KEPT.values())
+            return None
+
+        for number in range(3):
+            model.train()
+            own.zero_grad()
+            found = train(model, x, number == 2)
+            own.step()
+            optimizer.zero_grad()
+            loss_of(net.train(), x).backward()
+            told = []
+            for half in x.chunk(2):
+                net(half)
+                told.append(sum(read(each.layer).detach() for each in net for read in KEPT.values()))
+            optimizer.step()
+            if number == 2:
+                torch.testing.assert_close(found.reduce_mean(), torch.stack(told).mean(), msg=layout)
+            with torch.no_grad():
+                scores = evaluate(model.eval(), x).concat()
+                torch.testing.assert_close(scores, net.eval()(x), msg=f"{layout}, {number}")
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(value, net.state_dict()[name], msg=f"{name} in {layout}")
+
+
+def kept(
+    wrap: Callable[[nn.Module], Any], layer: type[nn.Module] = Kept
+) -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = wrap(nn.Sequential(Kept(), Kept(), Kept()).double())
+    model = wrap(nn.Sequential(layer(), layer(), layer()).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return model, optimizer if isinstance(model, nn.Sequential) else weft.DistributedOptimizer(optimizer)
 

@@ -302,6 +302,19 @@ class Own:
         self.put([value for _, value in self._left])
         self.first, self._left, self._runs = [], [], False
 
+    @contextmanager
+    def as_forward_left(self) -> Iterator[None]:
+        """Around a backward pass: an activation checkpoint in it runs modules again, which write what they wrote before.
+
+        Other ranks were told of that, so it stays, and not what is equal to it and has no value.
+        """
+        before = [(spot, spot[0].get(spot[1])) for spot in self._spots]
+        yield
+        for (attributes, name), value in before:
+            now = attributes.get(name)
+            if now is not value and _has_values(value) and _shapes(now) == _shapes(value):
+                attributes[name] = value
+
     def take(self) -> list[Any]:
         """What they are now."""
         values = [attributes.get(name, _ABSENT) for attributes, name in self._spots]
@@ -317,6 +330,14 @@ class Own:
                 attributes.pop(name, None)
             else:
                 attributes[name] = value
+
+
+def _has_values(tree: Any) -> bool:
+    return any(each._weft_value is not None for each in tensors_in(tree))  # type: ignore[attr-defined]
+
+
+def _shapes(tree: Any) -> list[Any]:
+    return [each.shape for each in tensors_in(tree)]
 
 
 def as_left(tensor: Tensor, rank: int) -> Tensor:

@@ -287,7 +287,7 @@ class Tape:
             inputs = take_weights(edges, tasks.append)
         elif self._pipeline.fuses:
             inputs = take_weights(edges, Task.at_once, at_once=True)
-        if self._pipeline.gathering:
+        if self._pipeline.gathering or self._pipeline.own:
             with self._pipeline.backward(later=bool(inputs) and segment.stage in self._splits):
                 run_autograd(edges, grads, inputs, keep)
         else:

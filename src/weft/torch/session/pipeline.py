@@ -113,6 +113,8 @@ class Pipeline:
     def backward(self, later: bool = False) -> Iterator[None]:
         """Around autograd's run; ``later``: weights' gradients come later."""
         with ExitStack() as stack:
+            if self.own:
+                stack.enter_context(self.own.as_forward_left())
             for each in self.gathering:
                 stack.enter_context(each.backward(later))
             yield
