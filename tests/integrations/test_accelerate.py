@@ -32,6 +32,14 @@ def test_as_in_one_process(copies: int, tmp_path: Path):
         assert (mine["main"], mine["copies"], mine["wrapped"]) == (rank == 0, copies, "DistributedModel")
         assert mine["losses"] == pytest.approx(plain["losses"], rel=1e-5, abs=1e-6)
         assert mine["seen"] == plain["seen"]
+        place = mine["place"]
+        longest = [0.0, 1.0, 2.0][: copies + 1]
+        first = [*longest[: 2 + place], *[-1.0] * (copies - 1 - place)]
+        last = [*[0.0] * (copies - 1 - place), *longest[: 2 + place]]
+        assert mine["functions"] == [
+            [0.0, 1.0][:copies], [0, "x", 1, "x"][: 2 * copies], copies - 1, (copies - 1) / 2, copies - 1, ["from 0"],
+            [first], [last], ["row 0", "row 1"][:copies],
+        ]  # fmt: skip
         assert mine["sums"] == pytest.approx(plain["sums"], rel=1e-5, abs=1e-6)
         assert mine["files"] == sorted(
             [*(f"random_states_{r}.pkl" for r in range(2 * copies)), *plain["files"][:-2], "scheduler.bin"]

@@ -865,6 +865,12 @@ def copies_follow_the_cuts(kind: str) -> None:
                 with pytest.raises(WeftError, match="parameters are shared by replicas"):
                     copy.deepcopy(model)
             continue
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(1.5)
+        # one rank alone loads other weights: copies get them, too
+        if weft.rank() == 0:
+            model.load_state_dict(net.state_dict())
         pairs = [(net, model), (copy.deepcopy(net), copy.deepcopy(model))]
         averages = [tuple(map(averaged, pairs[0]))]
 

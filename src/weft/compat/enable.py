@@ -87,9 +87,11 @@ def _torch_is_there(torch: ModuleType) -> None:
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:
-    from weft.compat.hf import ranks
+    from weft.compat.hf import operations, ranks, steps
+    from weft.compat.modelparallel.session import state
 
     ranks.install(accelerator)
+    operations.install(lambda: state.initialized and not steps.inside())
 
 
 def _arguments_are_there(module: ModuleType) -> None:

@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType  # type: ignore[import-not-found,im
 from torch import Tensor, nn
 
 from weft.communication import objects
+from weft.compat.hf import operations
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike, refuse_apart
@@ -104,14 +105,6 @@ class Accelerator(accelerate.Accelerator):
         """What all copies of the model have, one after another along dim 0."""
         return tensor if ranks.rdp_size() == 1 else gather_over_replicas(tensor)
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        plain = replace(input_data, lambda _: None, attributes=False)  # type: ignore[arg-type,return-value]
-        if ranks.rdp_size() > 1 and (use_gather_object or _has_values(plain)):
-            raise UsageError(
-                "gather_for_metrics() takes tensors here: gather other objects with weft.allgather()"
-            )
-        return super().gather_for_metrics(input_data, use_gather_object)
-
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum over the copies of the model, or "mean"; "none" gives what was there."""
         if reduction == "none" or ranks.rdp_size() == 1:
@@ -128,12 +121,6 @@ class Accelerator(accelerate.Accelerator):
             return super().load_state(*args, **kwargs)
 
 
-def _has_values(tree: Any) -> bool:
-    if isinstance(tree, (list, tuple)):
-        return any(map(_has_values, tree))
-    return any(map(_has_values, tree.values())) if isinstance(tree, dict) else tree is not None
-
-
 @contextmanager
 def _hidden(names: tuple[str, ...]) -> Iterator[None]:
     """Inside, the variables of these names are not there."""
@@ -142,6 +129,14 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
         yield
     finally:
         os.environ |= kept
+
+
+def _counts() -> bool:
+    """Whether accelerate counts replicas."""
+    return current.is_initialized() and bool(PartialState._shared_state.get("_weft"))
+
+
+operations.install(_counts)
 
 
 def _count_replicas() -> None:
@@ -163,8 +158,7 @@ def _either(ours: Any, theirs: Any) -> Any:
     """`ours` while accelerate counts replicas."""
 
     def call(self: Any) -> Any:
-        counts = current.is_initialized() and PartialState._shared_state.get("_weft")
-        return ours() if counts else theirs(self)
+        return ours() if _counts() else theirs(self)
 
     return call
 

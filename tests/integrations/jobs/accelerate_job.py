@@ -12,6 +12,7 @@ from typing import Any
 warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
+from accelerate import utils  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
@@ -62,7 +63,21 @@ for epoch in range(3):
             optimizer.zero_grad()
         losses.append(accelerator.reduce(loss.detach().clone(), "mean").item())
         seen += accelerator.gather_for_metrics(x[:, 0]).tolist() if epoch == 0 else []
+
+# the functions, as each copy gives something of its own
+here, copies = accelerator.process_index, accelerator.num_processes
+tensor = torch.arange(2.0 + here).reshape(1, -1)
+told = [f"from {here if PARTITIONS == 0 else weft.rank()}"]
+functions = [
+    utils.gather(torch.tensor([float(here)])).tolist(), utils.gather_object([here, "x"]),
+    utils.reduce(torch.tensor(float(here)), "sum").item(), utils.reduce(torch.tensor(float(here))).item(),
+    utils.broadcast(torch.tensor(float(here)), from_process=copies - 1).item(), utils.broadcast_object_list(told),
+    utils.pad_across_processes(tensor, dim=1, pad_index=-1).tolist(),
+    utils.pad_across_processes({"a": tensor}, dim=-1, pad_first=True)["a"].tolist(),
+    accelerator.gather_for_metrics([f"row {here}"], use_gather_object=True),
+]  # fmt: skip
 found = {
+    "functions": functions, "place": here,
     "losses": losses, "seen": sorted(seen), "main": accelerator.is_main_process, "copies": accelerator.num_processes,
     "wrapped": type(model).__name__, "files": sorted(path.name for path in saved.iterdir()),
     "sums": {name: value.double().sum().item() for name, value in accelerator.get_state_dict(model).items()},

@@ -70,6 +70,14 @@ def install(accelerator: ModuleType) -> None:
 
     cls.gather, cls.gather_for_metrics, cls.unwrap_model = gather_replicas, gather_for_metrics, unwrap_model
     cls.reduce = reduce_replicas
+    wait = PartialState.wait_for_everyone
+
+    def wait_for_everyone(self: Any) -> None:
+        from weft.communication import objects
+
+        objects.barrier() if state.initialized and not steps.inside() else wait(self)
+
+    PartialState.wait_for_everyone = wait_for_everyone
 
 
 def _either(ours: Any, theirs: Any) -> Any:

@@ -33,12 +33,12 @@ def follow_first_rank(session: Session, models: Sequence[Any]) -> None:
     if session.place.world_size == 1:
         session.agreement.begun = True
         return
+    gc.collect()  # an optimizer or a copy that nobody holds is gone on some ranks and not yet on others
     for model in models:
-        _share_weights(session, model)
+        _share_all(session, model)
     agreement = session.agreement
     if not agreement.begun:
         agreement.begun = True
-        gc.collect()  # an optimizer that nobody holds is gone on some ranks and not yet on others
         targets: dict[str, _Target] = {}
         for name, optimizer in agreement.present("optimizer").items():
             sharded = any(model.sharded and optimizer in model.optimizers for model in session.models)
@@ -47,6 +47,14 @@ def follow_first_rank(session: Session, models: Sequence[Any]) -> None:
             targets[name] = _Target(scaler.state_dict, scaler.load_state_dict)
         _share_states(session, targets)
         agreement.forget_loads()
+
+
+def _share_all(session: Session, model: Any) -> None:
+    """Give the first rank's values to a model and its copies, unless some ranks alone have copies: averages, say."""
+    _share_weights(session, model)
+    if len({*gather_texts(str(len(model.copies)), session.group("world"))}) == 1:
+        for each in model.copies:
+            _share_all(session, each)
 
 
 class _Target(NamedTuple):

@@ -304,7 +304,7 @@ class Own:
 
     @contextmanager
     def as_forward_left(self) -> Iterator[None]:
-        """Around a backward pass: an activation checkpoint in it runs modules again, which write what they wrote before.
+        """Around a backward pass: activation checkpoints in it run modules again, which write what they wrote before.
 
         Other ranks were told of that, so it stays, and not what is equal to it and has no value.
         """
