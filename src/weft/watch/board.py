@@ -12,10 +12,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from weft.watch.course import Course
 from weft.watch.failure import Failure
+from weft.watch.files.look import IDLE_S, Look
+from weft.watch.files.operation import find
 from weft.watch.heartbeat import Page, Sign, Slot, State
 from weft.watch.judge import Judge, Verdict, leaving_text
 from weft.watch.pace import step_of
@@ -150,6 +153,7 @@ class Stored(Board):
         self._seen: dict[int, Sign] = {}
         self._looks = 0
         self._missed: dict[int, int] = {}
+        self._files: dict[int, Look] = {}
         self._ended = False
         self._left = False
         self._error: RuntimeError | None = None
@@ -173,8 +177,7 @@ class Stored(Board):
             raise self._error
         if self._ended:
             return Verdict("ended", (), "")
-        seen = dict(self._seen)
-        return self.gone() or self._judge.observe(time.monotonic(), {**seen, self._rank: self.sign()})
+        return self.gone() or self._judge.observe(time.monotonic(), self.signs() | {self._rank: self.sign()})
 
     def _exchange(self) -> None:
         watched = range(1, self._world_size) if self._rank == 0 else range(1)
@@ -277,7 +280,17 @@ class Stored(Board):
         return found
 
     def signs(self) -> dict[int, Sign]:
-        return dict(self._seen)
+        return {rank: self._with_file(rank, sign) for rank, sign in dict(self._seen).items()}
+
+    def _with_file(self, rank: int, sign: Sign) -> Sign:
+        """The sign of a rank that says nothing any more, with the file in which it stands now and not as it said last:
+        a call that waits for one may hold Python's lock."""
+        local = self.local(rank)
+        look = self._files.setdefault(rank, Look(sign.pid, find if local else lambda _: None))
+        operation, operation_s = look.observe(sign.beat)
+        if look.quiet_s < (IDLE_S if local else sign.heartbeat / 2):
+            return sign
+        return replace(sign, operation=operation, operation_s=operation_s)
 
     @property
     def ending(self) -> bool:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
@@ -26,6 +27,8 @@ from weft.watch.beside.start import Beside
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
+from weft.watch.files.look import Look
+from weft.watch.files.told import Teller
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
 from weft.watch.pace import Pace
@@ -79,7 +82,10 @@ class Monitor:
         self._judged = False
         self._handler, self._handling = Handler(place.rank), False
         self._pace = Pace()
+        self._look, self._teller = Look(os.getpid()), Teller()
         self._store: Any = None
+        self.recording: Path | None = None
+        """The folder of the recording, if there is one: `weft top` reads there what ranks stand in."""
         self.beside: Beside | None = None
         """The process beside this one, in a job over several hosts."""
         self.note: Callable[..., None] = board.slot.note
@@ -138,6 +144,7 @@ class Monitor:
             if verdict is not None:
                 self._end(verdict)
             self._look_at_handler()
+            self._look_at_files()
             if self.beside is not None and self._board.somebody_left:
                 self.beside.note_leaving()
             self._tell_step()
@@ -153,6 +160,20 @@ class Monitor:
         if self._handler.observe(time.monotonic(), error, self.signs() if self._handling else {}):
             assert error is not None
             self.end_with(error)
+
+    def _look_at_files(self) -> None:
+        """Show the operation on a file in which this rank stands; rank 0 tells of all ranks where nobody else does."""
+        board = self._board
+        board.slot.stand(*self._look.observe(board.sign().notes))
+        if self._place.rank != 0:
+            return
+        told = self._teller.observe(self.signs() | {0: board.sign()})
+        if board.reports_itself:
+            statement.stand(self._teller)
+            if told:
+                _say(f"weft: {told}".replace("\n", "\nweft: "))
+        if self.recording is not None:
+            self._teller.write(self.recording)
 
     def _tell_step(self, last: bool = False) -> None:
         """Rank 0 says how far the job is, where no launcher of weft's sees that."""
