@@ -59,6 +59,10 @@ class Board(ABC):
     def signs(self) -> dict[int, Sign]:
         """The ranks as far as this one sees them."""
 
+    @abstractmethod
+    def everybody(self) -> dict[int, Sign]:
+        """All ranks, this one among them; none as long as not all are known. From the first call on all are asked."""
+
     @property
     @abstractmethod
     def ending(self) -> bool:
@@ -115,6 +119,9 @@ class Launched(Board):
     def signs(self) -> dict[int, Sign]:
         return self._page.signs()
 
+    def everybody(self) -> dict[int, Sign]:
+        return self.signs()
+
     @property
     def ending(self) -> bool:
         return self._page.ending
@@ -151,6 +158,9 @@ class Stored(Board):
         self._page = Page.private(1)
         self._judge = Judge(sees_all=rank == 0)
         self._seen: dict[int, Sign] = {}
+        self._others: dict[int, Sign] = {}
+        """Ranks that this one does not watch, once somebody asks for all."""
+        self._asks_all = False
         self._looks = 0
         self._missed: dict[int, int] = {}
         self._files: dict[int, Look] = {}
@@ -187,6 +197,9 @@ class Stored(Board):
                 for rank in watched:
                     if self._store.check([f"sign/{rank}"]):
                         self._seen[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
+                for rank in range(1, self._world_size) if self._asks_all and self._rank != 0 else ():
+                    if rank != self._rank and self._store.check([f"sign/{rank}"]):
+                        self._others[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
                 self._looks += 1
                 self._ended = self.ending
                 self._left = self._left or self._store.add("finished", 0) > 0
@@ -281,6 +294,11 @@ class Stored(Board):
 
     def signs(self) -> dict[int, Sign]:
         return {rank: self._with_file(rank, sign) for rank, sign in dict(self._seen).items()}
+
+    def everybody(self) -> dict[int, Sign]:
+        self._asks_all = True
+        found = self.signs() | self._others | {self._rank: self.sign()}
+        return found if len(found) == self._world_size else {}
 
     def _with_file(self, rank: int, sign: Sign) -> Sign:
         """The sign of a rank that says nothing any more, with the file in which it stands now and not as it said last:

@@ -157,7 +157,7 @@ class Monitor:
         if error is None and not self._handling:
             return
         self._handling = error is not None
-        if self._handler.observe(time.monotonic(), error, self.signs() if self._handling else {}):
+        if self._handler.observe(time.monotonic(), error, self._board.everybody() if self._handling else {}):
             assert error is not None
             self.end_with(error)
 
