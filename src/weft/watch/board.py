@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from weft.visible import visible
 from weft.watch.course import Course
 from weft.watch.failure import Failure
 from weft.watch.files.look import IDLE_S, Look
@@ -225,14 +226,17 @@ class Stored(Board):
 
         One that came to its end may have said that it finished since its sign was read: that is looked at anew.
         """
-        looks = self._looks
+        looks, found = self._looks, []
         for rank, sign in dict(self._seen).items():
             early = State.ABSENT < sign.state < State.FINISHED
             if early and self.local(rank) and not is_alive(sign.pid):
                 if sign.state is State.FINISHING and looks < self._missed.setdefault(rank, looks) + 2:
                     continue
-                return Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}")
-        return None
+                found.append(Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}"))
+        if len(found) > 1:  # some may have ended because of others, and have said so
+            victims = {failure.rank for failure in self.failures() if failure.victim}
+            found.sort(key=lambda verdict: verdict.ranks[0] in victims)
+        return found[0] if found else None
 
     def lost(self) -> Verdict:
         """What to say when the store itself, which rank 0 holds, does not answer any more."""
@@ -265,6 +269,20 @@ class Stored(Board):
             if rank not in self._seen and self._store.check([f"sign/{rank}"]):
                 return Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
         return self._seen.get(rank, Sign())
+
+    def blame(self, text: str) -> None:
+        """Rank 0 ends, and tells the others whom it blames."""
+        with suppress(RuntimeError):
+            self._store.set("blamed", text)
+            self._store.add("ending", 1)
+
+    @property
+    def blamed(self) -> str:
+        """What rank 0 said of the cause before it ended; empty if nothing, or it cannot be heard any more."""
+        with suppress(RuntimeError):
+            if self._error is None and self._store.check(["blamed"]):
+                return visible(bytes(self._store.get("blamed")).decode(errors="replace"))
+        return ""
 
     def claim_ending(self) -> bool:
         """Whether this rank is the first one that ends the job, as far as the store answers."""

@@ -249,6 +249,8 @@ class Monitor:
             self._previous_hook(kind, error, trace)
             return
         if issubclass(kind, KeyboardInterrupt):
+            if self._board.reports_itself:  # who is interrupted alone would be gone without a word
+                _within(1.0, lambda: self.fail(error))
             exit_now(128 + signal.SIGINT)
         if self._judged:
             time.sleep(_LAST_SECONDS)  # what broke here is a consequence; the judging thread ends the process
@@ -257,7 +259,12 @@ class Monitor:
         if self._previous_hook not in (sys.__excepthook__, report_early):
             self._previous_hook(kind, error, trace)
         elif self._board.reports_itself:
-            _say(self._own_report(failure))
+            report = self._own_report(failure)
+            _say(report)
+            if failure.victim and isinstance(self._board, Stored) and self._place.rank == 0:
+                first = report.splitlines()[0].removeprefix("weft: ")
+                self._board.blame("" if first.startswith("rank 0 ends") else first)
+                time.sleep(3 * self._limits.interval)  # the others look for the cause in its store
         exit_now(1)
 
     def end_with(self, error: BaseException) -> None:
@@ -269,16 +276,20 @@ class Monitor:
         if not failure.victim:
             return f"weft: {failure.headline()}\n{failure.details()}"
         ends = f"rank {failure.rank} ends as it lost its connection"
+        board = self._board if isinstance(self._board, Stored) else None
         for _ in range(10):  # the cause takes a moment to be seen
             cause = self.first_failure()
             if cause is not None and not cause.victim:
                 return f"weft: {cause.headline()}\n{ends} to rank {cause.rank}"
-            gone = self._board.culprit() if isinstance(self._board, Stored) else None
+            if board is not None and board.blamed:
+                return f"weft: {board.blamed}\n{ends} to another rank"
+            gone = board.gone() if board is not None and self._place.rank == 0 else None
             if gone is not None:
                 statement.about(self._place.rank, gone)
                 return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
-        lost = self._board.lost_peer(failure) if isinstance(self._board, Stored) else None
+        # Rank 0 may have ended because of another one: so it is blamed last.
+        lost = (board.culprit() or board.lost_peer(failure)) if board is not None else None
         if lost is not None:
             statement.about(self._place.rank, lost)
             return f"weft: {lost.text}\n{ends} to rank {lost.ranks[0]}"
@@ -345,6 +356,13 @@ def _let_others_finish(board: Board) -> None:
         and time.monotonic() < deadline
     ):
         time.sleep(_POLL_SECONDS)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Call that, and wait no longer: a store that is frozen with rank 0 answers nothing."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
 PARTITIONS = int(sys.argv[2])
-RANK = os.environ["RANK"]
+RANK = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 
 
 def enter(phase: str) -> None:
