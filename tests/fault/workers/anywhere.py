@@ -23,7 +23,7 @@ def enter(phase: str) -> None:
 
 def main() -> None:
     enter(str(os.getpid()))
-    if RANK == "0":
+    if RANK == "0" and "WEFT_SHARED_FD" in os.environ:  # other launchers leave that to the script
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         (FOLDER / "child").write_text(str(child.pid))
     enter("import")
