@@ -43,7 +43,7 @@ class Standing:
 
         >>> standing = Standing({1: ("reads /data/part-3", 100.0)}, {0: 1})
         >>> standing.of(1, 112.0), standing.of(0, 112.0), standing.of(2, 112.0)
-        ('reads /data/part-3 for 12.0 s', 'waits for rank 1, which reads /data/part-3 for 12.0 s', '')
+        ('reads /data/part-3 for 12 s', 'waits for rank 1, which reads /data/part-3 for 12 s', '')
         """
         if rank in self.operations:
             operation, since_s = self.operations[rank]
