@@ -50,8 +50,11 @@ def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with Python's conditions and loops over tensors as operations, as ``tf.function`` has it."""
-    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    """The function with Python's conditions and loops over tensors as operations, as ``tf.function`` has it.
+
+    No feature beside that: with those that order effects a function returns copies of its tensors, which have no masks.
+    """
+    options = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
 
     def converted(*args: Any, **kwargs: Any) -> Any:
         with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):

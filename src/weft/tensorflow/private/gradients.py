@@ -21,7 +21,7 @@ from tensorflow.python.ops import gradients_util
 from weft.tensorflow.private.graphs import made
 
 Differentiated = Callable[[str, int, int], None]
-Asked = Callable[[Sequence[Any], Sequence[Any]], None]
+Asked = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], None]
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def watch_gradients(graph: Any, differentiated: Differentiated, asked: Asked) ->
     """Tell of gradients that are taken inside, while a graph is traced.
 
     ``differentiated(name, first, end)``: for the gradient of the operation of that name, those from number ``first`` to
-    ``end`` were made. ``asked(sources, gradients)``: what someone asked for, and got.
+    ``end`` were made. ``asked(targets, sources, gradients)``: of what, for what, and what came.
     """
 
     def inside() -> bool:
@@ -52,13 +52,13 @@ def watch_asked(asked: Asked, inside: Callable[[], bool] = lambda: True) -> Iter
     def from_tape(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         found = by_tape(tape, target, sources, *args, **kwargs)
         if inside():
-            asked(list(sources), list(found))
+            asked(tf.nest.flatten(target), list(sources), list(found))
         return found
 
     def from_graph(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         found = by_graph(ys, xs, *args, **kwargs)
         if inside():
-            asked(tf.nest.flatten(xs), tf.nest.flatten(found))
+            asked(tf.nest.flatten(ys), tf.nest.flatten(xs), tf.nest.flatten(found))
         return found
 
     with (

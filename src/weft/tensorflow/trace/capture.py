@@ -128,7 +128,7 @@ def capture(
                 private.watch_gradients(
                     graph,
                     lambda source, first, end: marks.gradients.append((source, first, end)),
-                    lambda sources, found: marks.asked.append(
+                    lambda targets, sources, found: marks.asked.append(
                         ([private.key_of(private.handle_of(source)) for source in sources], list(found))
                     ),
                 ),
