@@ -288,6 +288,35 @@ def methods_of_the_model(partitions: int) -> None:
 
 
 @check
+def clipping_of_changed_gradients(partitions: int) -> None:
+    begin(partitions)
+    x, _, _ = rows(8)
+    plain, model = seeded(classifier), weft.DistributedModel(seeded(classifier))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(plain(x) ** 2)
+    expected = tf.linalg.global_norm(tape.gradient(loss, plain.trainable_variables))
+
+    @weft.step
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    gradients = [each.accumulate() for each in step(tf.constant(x))]
+    kept = [tf.Variable(each) for each in gradients]
+    for changed in (
+        [each * 1.0 for each in gradients],
+        [tf.where(tf.math.is_nan(each), 0.0, each) for each in gradients],
+        [each.read_value() for each in kept],
+    ):
+        refuses(UsageError, "call weft.clip_by_global_norm", lambda given=changed: tf.clip_by_global_norm(given, 0.1))
+        refuses(UsageError, "call weft.global_norm", lambda given=changed: tf.linalg.global_norm(given))
+        near(weft.clip_by_global_norm(changed, 0.1)[1], expected, "the norm")
+    refuses(UsageError, "call weft.clip_by_global_norm", lambda: tf.clip_by_global_norm(kept, 0.1))
+    near(tf.linalg.global_norm([tf.ones([4]), tf.ones([5])]), 3.0, "the norm of other tensors")
+
+
+@check
 def batches_smaller_than_microbatches(partitions: int) -> None:
     begin(partitions)
     for count in (9, 3):
