@@ -49,7 +49,7 @@ def _values(gradient: Any) -> Any:
 
 
 def _look_like_gradients(joined: Session, tensors: Sequence[Any]) -> bool:
-    """Whether each of these tensors has the shape of another variable that this rank trains of a model that is split."""
+    """Whether each of these tensors has the shape of another variable that this rank trains of a split model."""
     shapes = Counter(
         tuple(variable.shape)
         for model in joined.models
@@ -77,9 +77,9 @@ def watch_clipping() -> None:
             return True
         if _look_like_gradients(joined, tensors):
             raise UsageError(
-                f"tf.{name} is given tensors that are as large as this rank's variables, and would count this rank's "
-                f"only: if they are gradients, call weft.{name.rpartition('.')[2]} on every rank, which counts those of "
-                "all ranks"
+                f"tf.{name} is given tensors that are as large as this rank's variables, and would count "
+                f"this rank's only: if they are gradients, call weft.{name.rpartition('.')[2]} on every rank, "
+                "which counts those of all ranks"
             )
         return False
 

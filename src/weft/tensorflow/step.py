@@ -27,12 +27,17 @@ from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import Reduction, watch_losses, weights_of
+from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
 
 log = logging.getLogger("weft")
 
 
 class Step:
-    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
+    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute.
+
+    Attributes:
+        title: What messages call it, where the script has not written it.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Step:
         self.cut = cut
         self.input_signature = input_signature
         self.jit_compile = jit_compile
+        self.title = ""
         self._traced = private.with_autograph(function) if autograph else function
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
@@ -72,7 +78,7 @@ class Step:
                 compiled = self._compile(joined, batch, xla)
             key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
-        messages = Messages(joined, self.function.__name__, batch)
+        messages = Messages(joined, self.function.__name__, batch, compiled.prove)
         if private.is_building_function():
             private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -110,11 +116,21 @@ class Step:
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
             known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
+        self._add_proof(joined, batch, compiled)
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
                 compile_phases(compiled.cutter, compiled.runnable)
         return compiled
+
+    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled) -> None:
+        """Let the first batch be compared with one process, if this rank has the whole model still."""
+        whole = not any(model.partitioned for model, _, _ in compiled.capture.marks.models)
+        wanted = joined.settings.verify != "off" and batch.microbatches > 1
+        if whole and wanted and has_losses(compiled.capture):
+            title = self.title or self.function.__name__
+            proof = WholeBatch(joined, title, self._traced, batch, compiled.capture, bool(self.title))
+            compiled.prove = proof.prove
 
     def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Reduction | None]]:
         """What a microbatch returns, with the masks of that and what its losses are divided by; and of each tensor of

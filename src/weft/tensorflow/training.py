@@ -33,6 +33,8 @@ class Training(Mixin):
             name: Step(getattr(self, f"_{name}_microbatch"), cut, autograph=False)
             for name in ("train", "test", "predict")
         }
+        for name, title in (("train", "fit"), ("test", "evaluate")):
+            made[name].title = title
         private.set_untracked(self, "_weft_steps", made)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ weft run -n 2 tests/parity/tensorflow/run_keras.py NAME ...
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -309,11 +310,82 @@ def clipping_of_changed_gradients(partitions: int) -> None:
         [tf.where(tf.math.is_nan(each), 0.0, each) for each in gradients],
         [each.read_value() for each in kept],
     ):
-        refuses(UsageError, "call weft.clip_by_global_norm", lambda given=changed: tf.clip_by_global_norm(given, 0.1))
+        refuses(
+            UsageError,
+            "call weft.clip_by_global_norm",
+            lambda given=changed: tf.clip_by_global_norm(given, 0.1),
+        )
         refuses(UsageError, "call weft.global_norm", lambda given=changed: tf.linalg.global_norm(given))
         near(weft.clip_by_global_norm(changed, 0.1)[1], expected, "the norm")
     refuses(UsageError, "call weft.clip_by_global_norm", lambda: tf.clip_by_global_norm(kept, 0.1))
     near(tf.linalg.global_norm([tf.ones([4]), tf.ones([5])]), 3.0, "the norm of other tensors")
+
+
+def told(act: Callable[[], Any]) -> str:
+    """What weft logs while `act` runs; the first rank says it."""
+    words: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            words.append(record.getMessage())
+
+    log, kept = logging.getLogger("weft"), Kept()
+    level = log.level
+    log.addHandler(kept)
+    log.setLevel(logging.INFO)
+    try:
+        act()
+    finally:
+        log.removeHandler(kept)
+        log.setLevel(level)
+    return "\n".join(words)
+
+
+def pairs(y: Any, predictions: Any) -> Any:
+    """Each row beside all others of the batch."""
+    unit = tf.math.l2_normalize(predictions, 1)
+    rows = tf.range(tf.shape(predictions)[0])
+    return keras.losses.sparse_categorical_crossentropy(
+        rows, 3.0 * unit @ tf.transpose(unit), from_logits=True
+    )
+
+
+@check
+def the_first_batch_is_compared_with_one_process(partitions: int) -> None:
+    begin(partitions)
+    x, y, _ = rows(8)
+    mean: Any = CROSS(from_logits=True)
+    cases: dict[str, Callable[[Any, Any], Any]] = {
+        "gives the losses and gradients of its whole batch": mean,
+        "for the whole batch: two microbatches have the loss": pairs,
+        "have the loss": lambda y, found: tf.reduce_sum(found**2),
+        "was not compared with the whole batch: it draws random numbers": lambda y, found: mean(
+            y, found + tf.random.normal(tf.shape(found))
+        ),
+    }
+    for text, loss_of in cases.items():
+        model = weft.DistributedModel(seeded(lambda: classifier(L.BatchNormalization(), L.Dropout(0.5))))
+
+        @weft.step
+        def step(x: Any, y: Any, model: Any = model, loss_of: Any = loss_of) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
+            return tape.gradient(loss, model.trainable_variables), loss
+
+        before = [np.array(each) for each in model.all_variables()]
+        words = told(lambda step=step: step(x, y))
+        again = told(lambda step=step: step(x, y))
+        assert "whole batch" not in again, again
+        if weft.rank() == 0:
+            assert text in words, (text, words)
+        assert len(before) > len(model.variables)
+    for kinds in ({"loss": mean}, {"loss": mean, "jit_compile": True}):
+        model = weft.DistributedModel(
+            seeded(lambda: classifier(L.Dropout(0.5), L.Dense(8, kernel_regularizer="l2")))
+        )
+        model.compile("adam", **kinds)
+        words = told(lambda model=model: model.fit(x, y, batch_size=8, verbose=0))
+        assert weft.rank() or "verify: fit gives the losses and gradients" in words, words
 
 
 @check

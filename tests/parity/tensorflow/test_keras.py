@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 from tests.long import one_in  # noqa: E402
-from tests.parity.jobs import Outcome, outcomes  # noqa: E402
-from tests.parity.tensorflow.jobs import checks_of, start  # noqa: E402
+from tests.parity.jobs import PATHS, Outcome, outcomes  # noqa: E402
+from tests.parity.tensorflow.jobs import checks_of, run, start  # noqa: E402
 
 # Setting up the first item runs the job of all.
 pytestmark = pytest.mark.timeout(1200)
@@ -22,6 +23,27 @@ OutcomeOf = Callable[[int, str], Outcome]
 def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     """The outcome of a check on a number of ranks; the first question runs all the selected ones."""
     return outcomes(request, __file__, "tensorflow/run_keras.py", "check", start)
+
+
+JOINS_ROWS = """
+import keras, numpy as np, tensorflow as tf
+import weft.tensorflow as weft
+from tests.parity.tensorflow.run_keras import classifier, pairs
+
+weft.init({"partitions": 2, "microbatches": 2})
+model = weft.DistributedModel(classifier())
+model.compile("sgd", pairs)
+model.fit(np.eye(8, 6, dtype="float32"), np.zeros((8, 3)), verbose=0)
+"""
+
+
+def test_a_loss_that_joins_rows_ends_fit_before_a_weight_changes(tmp_path: Path) -> None:
+    script = tmp_path / "joins.py"
+    script.write_text(JOINS_ROWS)
+    code, output = run(["run", "-n", "2", str(script)], PATHS, tmp_path, 300)
+    assert (
+        code and "VerifyError: fit gives other numbers in microbatches than for the whole batch" in output
+    ), output
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class Compiled:
         owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
+        prove: Compares the first batch with one process, if that is wanted.
         reductions: Of each tensor that the step returns the loss that tells what a microbatch weighs; None for samples.
     """
 
@@ -57,6 +58,7 @@ class Compiled:
     owners: dict[int, int]
     placement: ModelPlacement
     number: int = 0
+    prove: Callable[[Sequence[Any]], None] | None = None
     reductions: list[Reduction | None] = field(default_factory=list)
 
     @property

@@ -5,7 +5,9 @@ Elsewhere these are written as ``private.call``, say.
 
 from weft.tensorflow.private.functions import call as call
 from weft.tensorflow.private.functions import call_in_graph as call_in_graph
+from weft.tensorflow.private.functions import call_with as call_with
 from weft.tensorflow.private.functions import context_exists as context_exists
+from weft.tensorflow.private.functions import drawing as drawing
 from weft.tensorflow.private.functions import keep_from_xla as keep_from_xla
 from weft.tensorflow.private.functions import library_of as library_of
 from weft.tensorflow.private.functions import traced_for_xla as traced_for_xla
@@ -13,6 +15,7 @@ from weft.tensorflow.private.functions import wants_xla as wants_xla
 from weft.tensorflow.private.functions import watch_functions as watch_functions
 from weft.tensorflow.private.functions import with_autograph as with_autograph
 from weft.tensorflow.private.functions import xla_hindrance as xla_hindrance
+from weft.tensorflow.private.gradients import outside_of_graphs as outside_of_graphs
 from weft.tensorflow.private.gradients import watch_asked as watch_asked
 from weft.tensorflow.private.gradients import watch_gradients as watch_gradients
 from weft.tensorflow.private.graphs import captures as captures
@@ -38,6 +41,7 @@ from weft.tensorflow.private.models import in_symbolic_scope as in_symbolic_scop
 from weft.tensorflow.private.models import is_of_keras_two as is_of_keras_two
 from weft.tensorflow.private.models import keras_two_model as keras_two_model
 from weft.tensorflow.private.models import layer_classes as layer_classes
+from weft.tensorflow.private.models import layers_evaluate as layers_evaluate
 from weft.tensorflow.private.models import loss_scale_classes as loss_scale_classes
 from weft.tensorflow.private.models import loss_tracker as loss_tracker
 from weft.tensorflow.private.models import mask_of as mask_of
@@ -56,6 +60,7 @@ from weft.tensorflow.private.random_states import make_shared_state as make_shar
 from weft.tensorflow.private.random_states import shared_states as shared_states
 from weft.tensorflow.private.recording import watch_iterators as watch_iterators
 from weft.tensorflow.private.recording import watch_updates as watch_updates
+from weft.tensorflow.private.variables import copied as copied
 from weft.tensorflow.private.variables import free as free
 from weft.tensorflow.private.variables import handle_of as handle_of
 from weft.tensorflow.private.variables import handles_made as handles_made

@@ -20,13 +20,26 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
 from weft.tensorflow.private.graphs import is_building_function, made, number_of, tracing_a_step
-from weft.tensorflow.private.variables import handles_made
+from weft.tensorflow.private.variables import handle_of, handles_made
 
 
 def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
     """What a concrete function makes of flat inputs, as a flat list."""
     found = function._call_flat(list(inputs), function.captured_inputs)
     return tf.nest.flatten(found)
+
+
+def call_with(function: Any, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
+    """The same with other variables and tensors than those that the function knows, in their order."""
+    return tf.nest.flatten(function._call_flat(list(inputs), [handle_of(each) for each in captured]))
+
+
+def drawing(function: Any) -> str:
+    """An operation of a concrete function, or of those that it calls, that draws random numbers; empty without one."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    kinds = "Random", "Multinomial", "TruncatedNormal"
+    return next((node.op for node in nodes if any(kind in node.op for kind in kinds)), "")
 
 
 def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop, execute, imperative_grad, record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gradients_util
@@ -42,6 +43,20 @@ def watch_gradients(graph: Any, differentiated: Differentiated, asked: Asked) ->
         watch_asked(asked, inside),
     ):
         yield
+
+
+@contextmanager
+def outside_of_graphs() -> Iterator[None]:
+    """``tf.init_scope`` in which tapes of functions that are traced inside record all the same."""
+    with tf.init_scope():
+        stopped = bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            if stopped:
+                pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 @contextmanager

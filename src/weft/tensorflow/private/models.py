@@ -47,6 +47,24 @@ def watch_layers(graph: Any, called: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def layers_evaluate() -> Iterator[None]:
+    """Inside, layers that are told to train do not: they are called with ``training=False``."""
+    with ExitStack() as stack:
+        for each in layer_classes():
+            original = each.__call__
+
+            @functools.wraps(original)
+            def call(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                if kwargs.get("training") is not None:
+                    kwargs["training"] = False
+                return _original(self, *args, **kwargs)
+
+            setattr(each, "__call__", call)  # noqa: B010
+            stack.callback(setattr, each, "__call__", original)
+        yield
+
+
 def optimizer_classes() -> list[type]:
     """The classes that optimizers derive from, of every Keras that is imported."""
     found = []
