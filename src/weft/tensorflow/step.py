@@ -56,6 +56,7 @@ class Step:
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
         self._training: set[Any] = set()
+        self._models: dict[int, Any] = {}
         self._reductions: dict[Any, list[Reduction | None]] = {}
         functools.update_wrapper(self, function)
 
@@ -91,8 +92,12 @@ class Step:
         return self._package(joined, batch, compiled, results, batch.shares(tensors))
 
     def _key(self, joined: Session, batch: MiniBatch, xla: bool) -> Any:
-        """What must be the same for a step that was traced to be used again."""
-        return batch.key(), joined.settings, xla, tuple(model_state(model) for model in joined.models)
+        """What must be the same for a step that was traced to be used again.
+
+        Of models only those that it uses: former ones may be freed at other times on other ranks.
+        """
+        models = joined.models if joined.place.world_size == 1 else self._models.values()
+        return batch.key(), joined.settings, xla, tuple(model_state(model) for model in models)
 
     def _compile(self, joined: Session, batch: MiniBatch, xla: bool) -> Compiled:
         found: list[list[Reduction | None]] = []
@@ -116,6 +121,11 @@ class Step:
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
             known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
+        self._models |= {id(model): model for model, _, _ in compiled.capture.marks.models}
+        used = {private.key_of(handle) for handle in compiled.capture.variables}
+        for model in joined.models:
+            if any(private.key_of(private.handle_of(each)) in used for each in model.all_variables()):
+                self._models[id(model)] = model
         self._add_proof(joined, batch, compiled)
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)

@@ -5,6 +5,7 @@ weft run -n 2 tests/parity/tensorflow/run_keras.py NAME ...
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -319,6 +320,32 @@ def clipping_of_changed_gradients(partitions: int) -> None:
         near(weft.clip_by_global_norm(changed, 0.1)[1], expected, "the norm")
     refuses(UsageError, "call weft.clip_by_global_norm", lambda: tf.clip_by_global_norm(kept, 0.1))
     near(tf.linalg.global_norm([tf.ones([4]), tf.ones([5])]), 3.0, "the norm of other tensors")
+
+
+@check
+def former_models(partitions: int) -> None:
+    """A model that is freed on one rank earlier than on another: nothing is traced anew for that."""
+    begin(partitions)
+    x = tf.ones([8, 6])
+    gc.collect()
+    gc.disable()
+    try:
+        for fold in range(2):
+            model = weft.DistributedModel(seeded(classifier))
+
+            @weft.step
+            def step(x: Any, model: Any = model) -> Any:
+                return tf.reduce_mean(model(x) ** 2)
+
+            first = float(step(x).reduce_mean())
+            if fold and weft.rank() == 0:
+                gc.collect()
+            near(step(x).reduce_mean(), first, "the loss")
+            for layer in model.module.layers:
+                layer.trainable = False
+            near(step(x).reduce_mean(), first, "the loss of a frozen model")
+    finally:
+        gc.enable()
 
 
 def told(act: Callable[[], Any]) -> str:
