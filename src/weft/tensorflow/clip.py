@@ -78,8 +78,8 @@ def watch_clipping() -> None:
         if _look_like_gradients(joined, tensors):
             raise UsageError(
                 f"tf.{name} is given tensors that are as large as this rank's variables, and would count "
-                f"this rank's only: if they are gradients, call weft.{name.rpartition('.')[2]} on every rank, "
-                "which counts those of all ranks"
+                f"this rank's only: if they are gradients of a split model, call weft.{name.rpartition('.')[2]} on "
+                "every rank, which counts those of all ranks"
             )
         return False
 

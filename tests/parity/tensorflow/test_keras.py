@@ -30,6 +30,7 @@ import keras, numpy as np, tensorflow as tf
 import weft.tensorflow as weft
 from tests.parity.tensorflow.run_keras import classifier, pairs
 
+keras.utils.set_random_seed(0)
 weft.init({"partitions": 2, "microbatches": 2})
 model = weft.DistributedModel(classifier())
 model.compile("sgd", pairs)
