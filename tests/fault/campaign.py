@@ -13,6 +13,7 @@ import argparse
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import sys
@@ -30,6 +31,8 @@ from weft.watch.process import is_alive
 
 JOB = Path(__file__).parent / "workers" / "anywhere.py"
 PROMISED_S = 3.0
+OTHERS_S = 10.0
+"""The same under a launcher with a delay of its own."""
 HEARTBEAT_S = 3.0
 SETTINGS = {"heartbeat_timeout": HEARTBEAT_S, "wait_timeout": 60.0}
 """Given to the launcher: what a script says counts from `init` on only."""
@@ -59,6 +62,7 @@ class Run:
     phase: str
     late_s: float
     warm: bool
+    launcher: str = "weft"
 
     @classmethod
     def draw(cls, draw: random.Random, cold: float) -> Run:
@@ -66,12 +70,15 @@ class Run:
         whom, name = draw.choice(STRIKES)
         phase = draw.choice(PHASES)
         late_s = draw.choice([0.0, draw.uniform(0, 0.05), draw.uniform(0, 0.5)])
-        return cls(mesh, whom, name, draw.randrange(MESHES[mesh][0]), phase, late_s, draw.random() >= cold)
+        rank, warm = draw.randrange(MESHES[mesh][0]), draw.random() >= cold
+        others = not warm and whom == "rank" and shutil.which("mpirun") is not None and draw.random() < 0.5
+        return cls(mesh, whom, name, rank, phase, late_s, warm, "mpirun" if others else "weft")
 
     def __str__(self) -> str:
         target = f"rank {self.rank}" if self.whom == "rank" else "the launcher"
         moment = f"{self.late_s:.3f} s after rank {self.rank} entered {self.phase}"
-        return f"{self.mesh}, {'warm' if self.warm else 'cold'}: {self.signal} to {target}, {moment}"
+        how = self.launcher if self.launcher != "weft" else "warm" if self.warm else "cold"
+        return f"{self.mesh}, {how}: {self.signal} to {target}, {moment}"
 
     @property
     def bound_s(self) -> float:
@@ -79,7 +86,7 @@ class Run:
         busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
         frozen = HEARTBEAT_S if self.signal == "SIGSTOP" else 0.0
         polite = POLITE_S if self.whom == "launcher" and self.signal != "SIGKILL" else 0.0
-        return frozen + polite + PROMISED_S * (1.0 + busy)
+        return frozen + polite + (OTHERS_S if self.launcher != "weft" else PROMISED_S) * (1.0 + busy)
 
 
 @dataclass
@@ -128,7 +135,9 @@ def strike(one: Run) -> Struck:
     ranks, partitions = MESHES[one.mesh]
     with clean() as (folder, temporary):
         environ = {"TMPDIR": str(temporary), "PYTHONWARNINGS": "ignore"}
-        with started(ranks, JOB, [str(folder), str(partitions)], environ, SETTINGS, warm=one.warm) as job:
+        with started(
+            ranks, JOB, [str(folder), str(partitions)], environ, SETTINGS, one.launcher, warm=one.warm
+        ) as job:
             pid = _reached(one, folder, job)
             time.sleep(one.late_s)
             before = job.process.poll() is not None
@@ -215,14 +224,25 @@ def _problem(one: Run, found: Struck, left: list[str], running: bool) -> str:
     if one.whom == "launcher":
         number = signal.Signals[one.signal]
         return "" if found.code in (-number, 128 + number) else f"the code is not {128 + number}"
+    if one.launcher != "weft":
+        return _named_elsewhere(one, found.said)
     if not re.match(rf"weft: rank {one.rank} ", first):
         return f"the first line does not name rank {one.rank}: {first!r}"
     return ""
 
 
+def _named_elsewhere(one: Run, said: str) -> str:
+    """The first rank that is named must be the one that was struck; the launcher names it where it is quicker."""
+    own = re.findall(r"^weft: rank (\d+) ", said, re.MULTILINE)
+    theirs = re.findall(r"\[\[\d+,\d+\],(\d+)\]|process rank (\d+) with", said)
+    named = own or [first or second for first, second in theirs]
+    return "" if named and int(named[0]) == one.rank else f"rank {one.rank} is not named first: {named}"
+
+
 def _leavings(folder: Path, temporary: Path) -> str:
     # PyTorch makes a folder for its compiler's cache, and keeps it.
-    if names := [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]:
+    kept = ("torchinductor_", "ompi.")
+    if names := [path.name for path in temporary.iterdir() if not path.name.startswith(kept)]:
         return f"left in the temporary folder: {', '.join(names)}"
     if names := [name for name in os.listdir("/dev/shm") if "weft" in name]:
         return f"left in /dev/shm: {', '.join(names)}"

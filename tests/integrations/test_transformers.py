@@ -173,7 +173,7 @@ def test_preferences_and_rewards_are_those_of_one_process(tmp_path):
     """Their losses join rows: pairs, a mean divergence of the batch."""
     for name in ("trl", "peft", "datasets"):
         pytest.importorskip(name)
-    kinds = ["dpo", "dpo adapter", "reward", "reward adapter", "kto", "grpo"]
+    kinds = ["dpo", "dpo adapter", "dpo before", "reward", "reward adapter", "kto", "grpo"]
     one = alone("hf_trl.py", str(tmp_path / "one"), *kinds)
     for result in split(2, "hf_trl.py", str(tmp_path / "two"), *kinds):
         assert equal(one, result, 2e-4), (one, result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from weft.foreign import read_text, shown_text, translated, whole
 from weft.launch.engines.described import FORMS
 from weft.launch.engines.mpirun import HANDED_ON
 from weft.launch.engines.plan import Plan
+from weft.launch.engines.ssh import read_options
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.job import Job
 from weft.launch.journal.journal import Journal, Nowhere
@@ -38,8 +38,6 @@ IN_CONTAINERS = ("kubernetes", "skypilot")
 """Engines whose hosts have another Python, in other places."""
 ENGINES_WITH_FOLDER = ("torchrun", "mpirun", "slurm")
 """Engines of others, of whose jobs the folder of `--log-dir` tells."""
-SSH_OPTIONS = "WEFT_SSH_OPTIONS"
-"""The variable with further arguments of ssh."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
@@ -220,7 +218,7 @@ def job_of(
         gpus_per_host=options.gpus_per_host,
         gpu_kind=options.gpu_kind or "",
         mpi_options=mpi_options,
-        ssh_options=_ssh_options(options),
+        ssh_options=read_options(options.ssh_options, os.environ if options.engine == "ssh" else {}),
         min_hosts=options.min_hosts,
     )
 
@@ -259,17 +257,6 @@ def journal_for(job: Job, settings: Settings) -> Journal:
         "weft": weft.__version__,
     }  # fmt: skip
     return Journal(Path(job.folder, job.log_dir), told)
-
-
-def _ssh_options(options: argparse.Namespace) -> list[str]:
-    """Arguments of ssh, as one would type them."""
-    given, name = options.ssh_options, "--ssh-options"
-    if given is None and options.engine == "ssh":
-        given, name = os.environ.get(SSH_OPTIONS), SSH_OPTIONS
-    try:
-        return shlex.split(given or "")
-    except ValueError as error:
-        raise LaunchError(f"{name} cannot be read: {error}: {shown_text(given or '')}") from None
 
 
 def _by_text(variables: Mapping[str, str]) -> dict[str, str]:

@@ -266,6 +266,13 @@ def _mpich(place: Place, environ: Mapping[str, str]) -> Place:
 
 
 def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks and _whole("SLURM_STEP_NUM_TASKS", tasks) < place.world_size and "SLURM_HET_SIZE" not in environ:
+        raise LaunchError(
+            f"this step of Slurm has {tasks} of the {place.world_size} tasks that were asked for "
+            f"(SLURM_STEP_NUM_TASKS={tasks}, SLURM_NTASKS={place.world_size}): start the ranks with `srun -n "
+            f"{place.world_size}`, or unset SLURM_STEP_ID for a single process"
+        )
     number, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
     hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
     told = _whole("SLURM_JOB_ID", number, LARGEST) + _whole("SLURM_STEP_ID", step, LARGEST)

@@ -35,6 +35,8 @@ from weft.visible import LINES, visible
 from weft.watch import early
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
+from weft.watch.files.look import Outside
+from weft.watch.files.told import Teller
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
 from weft.watch.pace import step_of
@@ -71,6 +73,7 @@ class Launcher:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
+        self._outside, self._teller = Outside(self._page), Teller()
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
@@ -183,6 +186,7 @@ class Launcher:
         while len(self._ends) < self._job.ranks:
             self._turn()
             self._journal.reach(step_of(self._page, 0))
+            self._look_at_files()
             if self._stopped_by and not self._lets_save():
                 return self._stop()
             if self._ranks.lost is not None:
@@ -204,6 +208,18 @@ class Launcher:
             text = f"weft: --log-dir cannot be written to: {self._journal.lost}. Some of it is missing\n"
             self._shown.err.write(self, text.encode(errors="replace"))
         return OUTPUT_LOST if self._shown.lost or self._journal.lost else 0
+
+    def _look_at_files(self) -> None:
+        """Tells of ranks that stand in an operation on a file, and of those that wait for them."""
+        if isinstance(self._ranks, Here):
+            self._ranks.look_at_files(self._outside)
+        told = self._teller.observe(
+            {rank: self._page.sign(rank) for rank in range(self._job.ranks) if rank not in self._ends}
+        )
+        if told:
+            text = "".join(f"weft: {line}\n" for line in told.splitlines())
+            self._shown.err.write(self, text.encode(errors="replace"))
+        self._journal.stand(self._teller)
 
     def _bring(self) -> None:
         """Recordings of ranks on other hosts, unless the job starts again; until they are here, or a further signal."""
@@ -254,7 +270,7 @@ class Launcher:
         phase = early.BEFORE if sign.state is State.ABSENT else early.AFTER
         return Sign(
             State.RUNNING, self._ranks.pid(rank), self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
-            phase=phase, host=self._ranks.host(rank),
+            phase=phase, host=self._ranks.host(rank), operation=sign.operation, operation_s=sign.operation_s,
         )  # fmt: skip
 
     def _turn(self, seconds: float = TICK_SECONDS) -> None:

@@ -46,13 +46,15 @@ class Cut:
     """How the arguments of one step function are cut.
 
     ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
-    sizes of microbatches may differ by one. ``joined``: the rows that no cut may part.
+    sizes of microbatches may differ by one. ``joined``: the rows that no cut may part. ``adapts``: a mini-batch of
+    tensors with different numbers of rows is one microbatch, and no error.
     """
 
     whole: Collection[str] = ()
     axes: Mapping[str, int] = field(default_factory=dict)
     uneven: bool = False
     joined: Joined = Joined()
+    adapts: bool = False
 
 
 def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

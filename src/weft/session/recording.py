@@ -79,6 +79,7 @@ def start(
     ``channel``: that of the pipeline, if there is one. ``process``: as it was, if not given.
     """
     session.recorder = recorder
+    session.monitor.recording = None if recorder is None else recorder.folder
     if recorder is None:
         return
     session.recordings += 1
@@ -167,6 +168,7 @@ def tell_facts(session: Session, **found: object) -> None:
 def stop(session: Session, channel: Channel | None) -> None:
     """Close the files."""
     recorder, session.recorder = session.recorder, None
+    session.monitor.recording = None
     keeper, session.clock = session.clock, None
     if keeper is not None:
         keeper.close()

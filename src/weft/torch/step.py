@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace as replace_fields
@@ -54,6 +55,8 @@ READS_SHARES = (
     "(weight_decay, say), or leave sharded_data_parallel_degree out"
 )
 
+log = logging.getLogger("weft")
+
 
 class Step:
     """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
@@ -65,7 +68,7 @@ class Step:
         self.function = function
         self.weight = weight
         self.rows = Rows(function.__qualname__, self)
-        self._trains = self._ran = False
+        self._trains = self._ran = self._told = False
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
@@ -91,7 +94,11 @@ class Step:
 
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
         cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
-        return prepare(self.function, args, kwargs, cut, _count(session))
+        batch = prepare(self.function, args, kwargs, cut, _count(session))
+        if batch.told and not self._told and session.rank == 0:
+            log.warning("%s: %s", self.rows.title, batch.told)
+        self._told |= bool(batch.told)
+        return batch
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:
         """What the step returns."""
@@ -160,6 +167,7 @@ class Step:
         microbatch need not be neighbours; the trainer puts what the step returns in order again.
         """
         self.rows = Rows(title, like or self, True, reorders)
+        self.cut = replace_fields(self.cut, adapts=True)
 
     def _together(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool

@@ -12,10 +12,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+from weft.visible import visible
 from weft.watch.course import Course
 from weft.watch.failure import Failure
+from weft.watch.files.look import IDLE_S, Look
+from weft.watch.files.operation import find
 from weft.watch.heartbeat import Page, Sign, Slot, State
 from weft.watch.judge import Judge, Verdict, leaving_text
 from weft.watch.pace import step_of
@@ -55,6 +59,10 @@ class Board(ABC):
     @abstractmethod
     def signs(self) -> dict[int, Sign]:
         """The ranks as far as this one sees them."""
+
+    @abstractmethod
+    def everybody(self) -> dict[int, Sign]:
+        """All ranks, this one among them; none as long as not all are known. From the first call on all are asked."""
 
     @property
     @abstractmethod
@@ -112,6 +120,9 @@ class Launched(Board):
     def signs(self) -> dict[int, Sign]:
         return self._page.signs()
 
+    def everybody(self) -> dict[int, Sign]:
+        return self.signs()
+
     @property
     def ending(self) -> bool:
         return self._page.ending
@@ -148,8 +159,12 @@ class Stored(Board):
         self._page = Page.private(1)
         self._judge = Judge(sees_all=rank == 0)
         self._seen: dict[int, Sign] = {}
+        self._others: dict[int, Sign] = {}
+        """Ranks that this one does not watch, once somebody asks for all."""
+        self._asks_all = False
         self._looks = 0
         self._missed: dict[int, int] = {}
+        self._files: dict[int, Look] = {}
         self._ended = False
         self._left = False
         self._error: RuntimeError | None = None
@@ -173,8 +188,7 @@ class Stored(Board):
             raise self._error
         if self._ended:
             return Verdict("ended", (), "")
-        seen = dict(self._seen)
-        return self.gone() or self._judge.observe(time.monotonic(), {**seen, self._rank: self.sign()})
+        return self.gone() or self._judge.observe(time.monotonic(), self.signs() | {self._rank: self.sign()})
 
     def _exchange(self) -> None:
         watched = range(1, self._world_size) if self._rank == 0 else range(1)
@@ -184,6 +198,9 @@ class Stored(Board):
                 for rank in watched:
                     if self._store.check([f"sign/{rank}"]):
                         self._seen[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
+                for rank in range(1, self._world_size) if self._asks_all and self._rank != 0 else ():
+                    if rank != self._rank and self._store.check([f"sign/{rank}"]):
+                        self._others[rank] = Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
                 self._looks += 1
                 self._ended = self.ending
                 self._left = self._left or self._store.add("finished", 0) > 0
@@ -209,14 +226,17 @@ class Stored(Board):
 
         One that came to its end may have said that it finished since its sign was read: that is looked at anew.
         """
-        looks = self._looks
+        looks, found = self._looks, []
         for rank, sign in dict(self._seen).items():
             early = State.ABSENT < sign.state < State.FINISHED
             if early and self.local(rank) and not is_alive(sign.pid):
                 if sign.state is State.FINISHING and looks < self._missed.setdefault(rank, looks) + 2:
                     continue
-                return Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}")
-        return None
+                found.append(Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}"))
+        if len(found) > 1:  # some may have ended because of others, and have said so
+            victims = {failure.rank for failure in self.failures() if failure.victim}
+            found.sort(key=lambda verdict: verdict.ranks[0] in victims)
+        return found[0] if found else None
 
     def lost(self) -> Verdict:
         """What to say when the store itself, which rank 0 holds, does not answer any more."""
@@ -250,6 +270,20 @@ class Stored(Board):
                 return Sign.from_dict(json.loads(self._store.get(f"sign/{rank}")))
         return self._seen.get(rank, Sign())
 
+    def blame(self, text: str) -> None:
+        """Rank 0 ends, and tells the others whom it blames."""
+        with suppress(RuntimeError):
+            self._store.set("blamed", text)
+            self._store.add("ending", 1)
+
+    @property
+    def blamed(self) -> str:
+        """What rank 0 said of the cause before it ended; empty if nothing, or it cannot be heard any more."""
+        with suppress(RuntimeError):
+            if self._error is None and self._store.check(["blamed"]):
+                return visible(bytes(self._store.get("blamed")).decode(errors="replace"))
+        return ""
+
     def claim_ending(self) -> bool:
         """Whether this rank is the first one that ends the job, as far as the store answers."""
         counts: list[int] = []
@@ -277,7 +311,22 @@ class Stored(Board):
         return found
 
     def signs(self) -> dict[int, Sign]:
-        return dict(self._seen)
+        return {rank: self._with_file(rank, sign) for rank, sign in dict(self._seen).items()}
+
+    def everybody(self) -> dict[int, Sign]:
+        self._asks_all = True
+        found = self.signs() | self._others | {self._rank: self.sign()}
+        return found if len(found) == self._world_size else {}
+
+    def _with_file(self, rank: int, sign: Sign) -> Sign:
+        """The sign of a rank that says nothing any more, with the file in which it stands now and not as it said last:
+        a call that waits for one may hold Python's lock."""
+        local = self.local(rank)
+        look = self._files.setdefault(rank, Look(sign.pid, find if local else lambda _: None))
+        operation, operation_s = look.observe(sign.beat)
+        if look.quiet_s < (IDLE_S if local else sign.heartbeat / 2):
+            return sign
+        return replace(sign, operation=operation, operation_s=operation_s)
 
     @property
     def ending(self) -> bool:

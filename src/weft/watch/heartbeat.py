@@ -6,8 +6,8 @@ is an anonymous file that the launcher shares with its ranks: it needs no lock, 
 
     header                    magic  ranks  ending | course: see there | leader: length, JSON
     slot, once for a rank     life: state pid beat heartbeat stall | work: notes step microbatch evaluations
-                              peer phase module | measures: idle memory | loop: step | report: length,
-                              JSON
+                              peer phase module | measures: idle memory | loop: step | file: seconds
+                              operation | report: length, JSON
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _BEAT = struct.Struct("<q")
 _WORK = struct.Struct("<5q24s104s")
 _LENGTH = struct.Struct("<q")
 _MEASURES = struct.Struct("<dq")
+_FILE = struct.Struct("<d216s")
 _BEAT_AT = 16
 _WORK_AT = 64
 _MEASURES_AT = 256
 _LOOP_AT = 272
+_FILE_AT = 280
 _LEADER_AT = 64
 _REPORT_AT = 512
 _SLOTS_AT = 4096
@@ -65,6 +67,8 @@ class Sign:
         evaluates: The last one is one of these.
         idle: The share of its last step in which it had nothing to run.
         memory_bytes: What it had then; 0 if nobody measured it.
+        operation: That on a file in which it stands (``reads /data/part-3``); empty if in none.
+        operation_s: For how many seconds that has been seen.
     """
 
     state: State = State.ABSENT
@@ -83,6 +87,8 @@ class Sign:
     host: str = ""
     idle: float = 0.0
     memory_bytes: int = 0
+    operation: str = ""
+    operation_s: float = 0.0
 
     @property
     def waiting(self) -> bool:
@@ -109,6 +115,8 @@ class Sign:
             parts.append(f"{self.phase} of {self.module}" if self.module else self.phase)
         elif self.module:
             parts.append(self.module)
+        if self.operation:
+            parts.append(self.operation)
         return ", ".join(parts)
 
     def which_step(self) -> str:
@@ -222,15 +230,17 @@ class Page:
         notes, *numbers, phase, module = _WORK.unpack_from(seen, _WORK_AT)
         texts = [visible(field.rstrip(b"\0").decode(errors="replace")) for field in (phase, module)]
         places = [None if number < 0 else number for number in numbers] if notes else [None, None, 0, None]
+        operation_s, operation = _FILE.unpack_from(seen, _FILE_AT)
+        operation = visible(operation.rstrip(b"\0").decode(errors="replace"))
         if state == State.ABSENT:
-            return Sign()
+            return Sign(operation=operation, operation_s=operation_s)
         life = (State(state & 3), pid, beat, heartbeat, stall)
         step, microbatch, counted, peer = places
         evaluations, evaluates = divmod(counted or 0, 2)
-        measures = _MEASURES.unpack_from(seen, _MEASURES_AT)
+        idle, memory_bytes = _MEASURES.unpack_from(seen, _MEASURES_AT)
         return Sign(
             *life, notes, step, microbatch, peer, evaluations, bool(evaluates), texts[0], texts[1],
-            self.hosts.get(rank, self._host), *measures,
+            self.hosts.get(rank, self._host), idle, memory_bytes, operation, operation_s,
         )  # fmt: skip
 
     def signs(self) -> dict[int, Sign]:
@@ -322,6 +332,13 @@ class Slot:
     def reach(self, step: int) -> None:
         """The script's loop is in this step, counted over restarts."""
         _LENGTH.pack_into(self._memory, self._at + _LOOP_AT, step)
+
+    def stand(self, operation: str, seconds: float) -> None:
+        """The rank stands in this operation on a file for so long by now; in none if that is empty."""
+        encoded = operation.encode(errors="replace")
+        if len(encoded) > 216:
+            encoded = encoded[:60] + b".." + encoded[-154:]
+        _FILE.pack_into(self._memory, self._at + _FILE_AT, seconds, encoded)
 
     def note(
         self,

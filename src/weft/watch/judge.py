@@ -1,6 +1,7 @@
 """Who holds a job up, judged from the signs of its ranks. Pure: the clock is handed in.
 
-    frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked
+    frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked; a file that does not answer is
+              another thing
     left      a rank came to its end while another one still waits for it
     stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds
 
@@ -81,7 +82,9 @@ class Judge:
 
     def _frozen(self, signs: Mapping[int, Sign]) -> Verdict | None:
         frozen = [
-            rank for rank, sign in signs.items() if sign.heartbeat > 0 and self._silent(rank) > sign.heartbeat
+            rank
+            for rank, sign in signs.items()
+            if sign.heartbeat > 0 and self._silent(rank) > sign.heartbeat and not sign.operation
         ]
         if not frozen:
             return None
@@ -97,7 +100,12 @@ class Judge:
         rest = [rank for rank, sign in signs.items() if sign.state is State.RUNNING]
         if not left:
             return None
-        stuck = [rank for rank in rest if signs[rank].waiting and self._idle(rank) > _patience(signs[rank])]
+        since = min(map(self._idle, left))  # a rank may wait for long, and get its message only now
+        stuck = [
+            rank
+            for rank in rest
+            if signs[rank].waiting and min(self._idle(rank), since) > _patience(signs[rank])
+        ]
         named = [rank for rank in stuck if signs[rank].peer in left]
         if not named and not (stuck and len(stuck) == len(rest) and self._sees_all):
             return None
@@ -115,7 +123,7 @@ class Judge:
             }
         if not self._sees_all or not any(sign.waiting for sign in rest.values()):
             return None
-        if not all(0 < sign.stall < self._idle(rank) for rank, sign in rest.items()):
+        if not all(0 < sign.stall < self._idle(rank) for rank, sign in signs.items()):
             return None
         behind = [rank for rank, sign in rest.items() if not sign.waiting]
         suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)

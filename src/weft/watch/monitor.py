@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
@@ -26,6 +27,8 @@ from weft.watch.beside.start import Beside
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
+from weft.watch.files.look import Look
+from weft.watch.files.told import Teller
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
 from weft.watch.pace import Pace
@@ -79,7 +82,10 @@ class Monitor:
         self._judged = False
         self._handler, self._handling = Handler(place.rank), False
         self._pace = Pace()
+        self._look, self._teller = Look(os.getpid()), Teller()
         self._store: Any = None
+        self.recording: Path | None = None
+        """The folder of the recording, if there is one: `weft top` reads there what ranks stand in."""
         self.beside: Beside | None = None
         """The process beside this one, in a job over several hosts."""
         self.note: Callable[..., None] = board.slot.note
@@ -138,6 +144,7 @@ class Monitor:
             if verdict is not None:
                 self._end(verdict)
             self._look_at_handler()
+            self._look_at_files()
             if self.beside is not None and self._board.somebody_left:
                 self.beside.note_leaving()
             self._tell_step()
@@ -150,9 +157,23 @@ class Monitor:
         if error is None and not self._handling:
             return
         self._handling = error is not None
-        if self._handler.observe(time.monotonic(), error, self.signs() if self._handling else {}):
+        if self._handler.observe(time.monotonic(), error, self._board.everybody() if self._handling else {}):
             assert error is not None
             self.end_with(error)
+
+    def _look_at_files(self) -> None:
+        """Show the operation on a file in which this rank stands; rank 0 tells of all ranks where nobody else does."""
+        board = self._board
+        board.slot.stand(*self._look.observe(board.sign().notes))
+        if self._place.rank != 0:
+            return
+        told = self._teller.observe(self.signs() | {0: board.sign()})
+        if board.reports_itself:
+            statement.stand(self._teller)
+            if told:
+                _say(f"weft: {told}".replace("\n", "\nweft: "))
+        if self.recording is not None:
+            self._teller.write(self.recording)
 
     def _tell_step(self, last: bool = False) -> None:
         """Rank 0 says how far the job is, where no launcher of weft's sees that."""
@@ -228,6 +249,8 @@ class Monitor:
             self._previous_hook(kind, error, trace)
             return
         if issubclass(kind, KeyboardInterrupt):
+            if self._board.reports_itself:  # who is interrupted alone would be gone without a word
+                _within(1.0, lambda: self.fail(error))
             exit_now(128 + signal.SIGINT)
         if self._judged:
             time.sleep(_LAST_SECONDS)  # what broke here is a consequence; the judging thread ends the process
@@ -236,7 +259,12 @@ class Monitor:
         if self._previous_hook not in (sys.__excepthook__, report_early):
             self._previous_hook(kind, error, trace)
         elif self._board.reports_itself:
-            _say(self._own_report(failure))
+            report = self._own_report(failure)
+            _say(report)
+            if failure.victim and isinstance(self._board, Stored) and self._place.rank == 0:
+                first = report.splitlines()[0].removeprefix("weft: ")
+                self._board.blame("" if first.startswith("rank 0 ends") else first)
+                time.sleep(3 * self._limits.interval)  # the others look for the cause in its store
         exit_now(1)
 
     def end_with(self, error: BaseException) -> None:
@@ -248,16 +276,20 @@ class Monitor:
         if not failure.victim:
             return f"weft: {failure.headline()}\n{failure.details()}"
         ends = f"rank {failure.rank} ends as it lost its connection"
+        board = self._board if isinstance(self._board, Stored) else None
         for _ in range(10):  # the cause takes a moment to be seen
             cause = self.first_failure()
             if cause is not None and not cause.victim:
                 return f"weft: {cause.headline()}\n{ends} to rank {cause.rank}"
-            gone = self._board.culprit() if isinstance(self._board, Stored) else None
+            if board is not None and board.blamed:
+                return f"weft: {board.blamed}\n{ends} to another rank"
+            gone = board.gone() if board is not None and self._place.rank == 0 else None
             if gone is not None:
                 statement.about(self._place.rank, gone)
                 return f"weft: {gone.text}\n{ends} to another rank"
             time.sleep(0.05)
-        lost = self._board.lost_peer(failure) if isinstance(self._board, Stored) else None
+        # Rank 0 may have ended because of another one: so it is blamed last.
+        lost = (board.culprit() or board.lost_peer(failure)) if board is not None else None
         if lost is not None:
             statement.about(self._place.rank, lost)
             return f"weft: {lost.text}\n{ends} to rank {lost.ranks[0]}"
@@ -324,6 +356,13 @@ def _let_others_finish(board: Board) -> None:
         and time.monotonic() < deadline
     ):
         time.sleep(_POLL_SECONDS)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Call that, and wait no longer: a store that is frozen with rank 0 answers nothing."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _say(text: str) -> None:

@@ -9,8 +9,10 @@ import json
 import os
 import secrets
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from weft.watch.heartbeat import Page
 
@@ -59,9 +61,9 @@ def step_of(page: Page, rank: int) -> int:
     return page.loop_step(rank) or max(0, (sign.step or 0) - sign.evaluations)
 
 
-def write(folder: Path, told: dict[str, float]) -> None:
+def write(folder: Path, told: Mapping[str, Any], name: str = NAME) -> None:
     """Whole or not at all; a folder that cannot be written to is nothing to fail for."""
-    new = folder / f".{NAME}-{secrets.token_hex(4)}"
+    new = folder / f".{name}-{secrets.token_hex(4)}"
     with suppress(OSError):
         new.write_text(json.dumps(told), encoding="utf-8")
-        os.replace(new, folder / NAME)
+        os.replace(new, folder / name)

@@ -2,6 +2,7 @@
 
 said-R.json    rank R's, if it failed
 step.json      rank 0's, see `weft.watch.pace`
+files.json     rank 0's, see `weft.watch.files.told`
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.watch.failure import Failure
+from weft.watch.files.told import Teller
 from weft.watch.judge import Verdict
 from weft.watch.pace import Pace, write
 from weft.watch.process import host_name
@@ -84,6 +86,12 @@ def reach(pace: Pace, step: int, last: bool = False) -> None:
     told = pace.reach(step, time.time(), last) if folder and step else None
     if folder and told is not None:
         write(Path(folder), told)
+
+
+def stand(teller: Teller) -> None:
+    """The files in which ranks stand."""
+    if folder := os.environ.get(FOLDER):
+        teller.write(Path(folder))
 
 
 def _leave(statement: Statement) -> None:

@@ -108,7 +108,7 @@ def _arguments(row: Row, folder: Path) -> list[str]:
 def _on_this_host(row: Row, folder: Path, temporary: Path) -> tuple[_Ended, str]:
     launcher = {"local": "weft"}.get(row.engine, row.engine)
     options = ["--max-restarts", str(row.restarts)] if row.restarts else []
-    warm = launcher == "weft"
+    warm = launcher == "weft" and row.moment != "import"  # a warm rank has imported everything
     environ = {"TMPDIR": str(temporary), "PYTHONWARNINGS": "ignore"}
     with started(
         row.ranks, JOB, _arguments(row, folder), environ, launcher=launcher, options=options, warm=warm

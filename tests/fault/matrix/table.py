@@ -25,6 +25,7 @@ class Fault:
         code: The exit code of `weft run`.
         by: Who strikes: the rank itself (``rank``), two ranks (``two``), or the test from outside.
         freezes: It shows by a missing heartbeat only.
+        hidden_s: So much later it shows, as the rank waits for others.
         survived: The job goes on as if nothing had been.
     """
 
@@ -32,6 +33,7 @@ class Fault:
     code: int = 1
     by: str = "rank"
     freezes: bool = False
+    hidden_s: float = 0.0
     survived: bool = False
 
 
@@ -39,6 +41,8 @@ FAULTS = {
     "SIGKILL": Fault(r"was killed by SIGKILL", 137),
     "SIGSEGV": Fault(r"was killed by SIGSEGV", 139),
     "exception": Fault(r"failed.*injected"),
+    "handler waits": Fault(r"failed.*injected", hidden_s=10.0),
+    "handler saves": Fault(r"failed.*injected", hidden_s=10.0),
     "exit 0": Fault(r"left( at step \d+)? while"),
     "SIGSTOP": Fault(r"is frozen: no heartbeat for", freezes=True),
     "frozen interpreter": Fault(r"is frozen: no heartbeat for", freezes=True),
@@ -52,7 +56,7 @@ FAULTS = {
     "slow link": Fault(by="link", survived=True),
     "flapping link": Fault(by="link", survived=True),
 }
-MOMENTS = ("rendezvous", "first step", "step", "save", "restart")
+MOMENTS = ("import", "rendezvous", "first step", "step", "save", "restart")
 ON_ONE_HOST = (
     *(
         (fault, "step")
@@ -63,6 +67,7 @@ ON_ONE_HOST = (
     *itertools.product(("SIGKILL", "exception"), ("rendezvous", "first step", "save", "restart")),
     ("SIGSTOP", "first step"),
     ("SIGSTOP", "save"),
+    ("launcher killed", "import"),
     ("launcher killed", "rendezvous"),
     ("launcher killed", "save"),
 )
@@ -96,7 +101,12 @@ class Row:
     def promised_s(self) -> float:
         """Within which time nothing may be left, on a machine that does nothing else."""
         away = 30.0 if self.engine in TWO_HOSTS else 10.0 if self.engine != "local" else 3.0
-        return away + (HEARTBEAT_S if FAULTS[self.fault].freezes else 0.0)
+        starts = (
+            10.0 if self.moment == "import" else 0.0
+        )  # they are gone once they have imported and come to init
+        return (
+            away + starts + FAULTS[self.fault].hidden_s + (HEARTBEAT_S if FAULTS[self.fault].freezes else 0.0)
+        )
 
 
 def rows() -> list[Row]:
@@ -123,8 +133,12 @@ SPANNING = (
     Row("local", 3, "exit 0", "step", 1),
     Row("local", 2, "full disk", "save"),
     Row("local", 3, "exception", "restart", 2),
+    Row("local", 2, "handler waits", "step", 1),
     Row("torchrun", 2, "SIGKILL", "step", 1),
     Row("mpirun", 2, "SIGSTOP", "step"),
+    Row("mpirun", 2, "launcher killed", "import"),
+    Row("torchrun", 3, "handler waits", "step"),
+    Row("mpirun", 2, "handler saves", "step"),
     Row("torchrun, 2 hosts", 2, "SIGSTOP", "step"),
     Row("mpirun, 2 hosts", 2, "link cut", "step"),
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
 PARTITIONS = int(sys.argv[2])
-RANK = os.environ["RANK"]
+RANK = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
 
 
 def enter(phase: str) -> None:
@@ -23,7 +23,7 @@ def enter(phase: str) -> None:
 
 def main() -> None:
     enter(str(os.getpid()))
-    if RANK == "0":
+    if RANK == "0" and "WEFT_SHARED_FD" in os.environ:  # other launchers leave that to the script
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         (FOLDER / "child").write_text(str(child.pid))
     enter("import")

@@ -23,14 +23,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.launch.discovery import discover
-
 STEPS, EVERY, STRUCK_AT = 12, 4, 6
 WIDTH = 16
 GROUP = "/sys/fs/cgroup/memory/weft-struck-{}"
 ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", os.environ.get("WEFT_ATTEMPT", "0")))
-_place = discover(os.environ)
-ME, WORLD = _place.rank, _place.world_size
+ME, WORLD = (
+    next(int(os.environ[name]) for name in names if name in os.environ)
+    for names in (
+        ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+        ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+    )
+)
+"""Nothing of weft's is imported before the job is: its launcher may die meanwhile."""
+BETWEEN = ("handler waits", "handler saves")
+"""Faults that come between two steps, and not in one."""
 
 
 def fail() -> None:
@@ -71,6 +77,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "frozen interpreter": lambda: re.match(r"(a+)+$", "a" * 60 + "b"),
     "memory limit": run_out_of_memory,
     "waits": lambda: time.sleep(3),
+    "handler waits": fail,
+    "handler saves": fail,
 }
 """What a rank does to itself. `waits` marks the moment for whoever strikes from outside."""
 
@@ -92,6 +100,8 @@ class Blow:
             return
         hits = {"first step": 1, "step": STRUCK_AT, "save": 2 * EVERY}.get(given.when)
         word = "step" if given.when == "first step" else given.when
+        if given.fault in BETWEEN:
+            word = "between"
         if moment == word and (hits is None or hits == self.now) and ME in given.ranks:
             self.done = True
             (given.folder / f"struck-{ME}").write_text(str(time.monotonic()))
@@ -107,7 +117,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=[*FAULTS, "full disk"], default="none")
     parser.add_argument("--ranks", type=lambda text: [int(rank) for rank in text.split(",")], default=[1])
     parser.add_argument(
-        "--when", choices=["rendezvous", "first step", "step", "save", "restart"], default="step"
+        "--when", choices=["import", "rendezvous", "first step", "step", "save", "restart"], default="step"
     )
     parser.add_argument("--heartbeat", type=float, default=60.0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
@@ -115,6 +125,7 @@ def main() -> None:
     blow = Blow(given)
     (given.folder / f"began-{ATTEMPT}-{ME}").write_text(f"{time.monotonic()} {os.getpid()}")
 
+    blow.reached("import")
     import torch
     from torch import Tensor, nn
 
@@ -161,6 +172,13 @@ def main() -> None:
         for number in run.steps(STEPS):
             blow.now = number
             x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(number))
+            try:
+                blow.reached("between")
+            except ValueError:
+                if given.fault == "handler waits":
+                    weft.barrier()
+                weft.save_checkpoint(given.folder / "saves", "last", model=model, optimizer=optimizer)
+                raise
             optimizer.zero_grad()
             loss = train_step(model, x).reduce_mean()
             optimizer.step()

@@ -7,7 +7,9 @@ Prints a line RESULT with the losses and the norms of gradients that each kind l
 import json
 import os
 import sys
+import time
 import warnings
+from pathlib import Path
 
 warnings.filterwarnings("ignore")
 if "RANK" in os.environ:
@@ -15,7 +17,7 @@ if "RANK" in os.environ:
 
     weft.integrations.transformers.enable(partitions=2)
 
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -60,11 +62,23 @@ def llama(cls, **more):
     )  # fmt: skip
 
 
+def on_disk(rows):
+    """The rows where all ranks find what one of them puts beside them; each has its own place for rows in memory."""
+    folder, new = Path(FOLDER) / "rows", Path(FOLDER) / "new"
+    if os.environ.get("RANK", "0") == "0":
+        rows.save_to_disk(new)
+        new.rename(folder)
+    while not folder.exists():
+        time.sleep(0.05)
+    return load_from_disk(folder)
+
+
 def trainer_of(kind):
     set_seed(1)
     pairs = Dataset.from_dict({"prompt": PROMPTS, "chosen": GOOD, "rejected": BAD})
     judged = {"prompt": PROMPTS * 2, "completion": GOOD + BAD, "label": [True] * 16 + [False] * 16}
-    name, _, adapter = kind.partition(" ")
+    before = kind == "dpo before"
+    name, _, adapter = kind.removesuffix(" before").partition(" ")
     common = {
         "output_dir": FOLDER, "per_device_train_batch_size": 4, "max_steps": 3, "logging_steps": 1, "report_to": [],
         "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
@@ -76,7 +90,9 @@ def trainer_of(kind):
         more["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type=task)
     if name == "dpo":
         more["ref_model"] = None if adapter else llama(LlamaForCausalLM)
-        return DPOTrainer(llama(LlamaForCausalLM), args=DPOConfig(**common), train_dataset=pairs, **more)
+        args = DPOConfig(precompute_ref_log_probs=before, **common)
+        rows = on_disk(pairs) if before else pairs
+        return DPOTrainer(llama(LlamaForCausalLM), args=args, train_dataset=rows, **more)
     if name == "reward":
         model = llama(LlamaForSequenceClassification, num_labels=1)
         return RewardTrainer(

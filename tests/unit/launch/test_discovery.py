@@ -184,6 +184,12 @@ def test_a_launcher_inside_another_one_counts():
         ({**TORCHRUN, "WEFT_LEADER": "node0:99999"}, 'WEFT_LEADER is "node0:99999"'),
         ({**SLURM, "SLURM_JOB_ID": "x"}, 'SLURM_JOB_ID is "x": it must be a whole number'),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4;2"}, 'SLURM_STEP_TASKS_PER_NODE is "4;2"'),
+        (
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+            "this step of Slurm has 1 of the 6 tasks that were asked for "
+            "(SLURM_STEP_NUM_TASKS=1, SLURM_NTASKS=6): "
+            "start the ranks with `srun -n 6`, or unset SLURM_STEP_ID for a single process",
+        ),
         ({**SLURM, "SLURM_NODEID": "2"}, "SLURM_NODEID=2 does not fit SLURM_STEP_TASKS_PER_NODE=4,2"),
     ],
 )

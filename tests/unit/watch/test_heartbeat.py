@@ -15,6 +15,13 @@ from weft.watch.heartbeat import Page, Sign, State
 def test_a_rank_that_never_started_shows_nothing():
     page = Page.private(2)
     assert page.sign(1) == Sign()
+    page.slot(1).stand("opens /data/" + "x" * 300 + "/part-3", 4.0)  # somebody else sees that of it
+    assert page.sign(1).operation_s == 4.0
+    assert page.sign(1).operation.startswith("opens /data/xx") and page.sign(1).operation.endswith(
+        "xx/part-3"
+    )
+    page.slot(1).stand("", 0.0)
+    assert page.sign(1) == Sign()
     assert page.report(1) == "" and page.leader == "" and not page.ending
 
 

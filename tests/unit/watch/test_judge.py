@@ -119,6 +119,24 @@ def test_if_all_others_wait_somebody_has_left():
     assert verdict is not None and verdict.kind == "left"
 
 
+def test_a_rank_that_has_waited_for_long_has_the_same_patience_with_one_that_came_to_its_end_just_now():
+    watch, waiting = Watch(), replace(RECEIVE, peer=1)
+    assert watch.look(9, {0: waiting, 1: FORWARD}) is None
+    assert watch.look(LEAVE_SECONDS - 0.3, {0: waiting, 1: FINISHING}) is None
+    verdict = watch.look(1, {0: waiting, 1: FINISHING})
+    assert verdict is not None and verdict.kind == "left"
+
+
+def test_a_rank_that_waits_for_a_file_is_not_frozen():
+    watch, waiting = Watch(), replace(FORWARD, operation="reads /data/part-3", operation_s=2.0)
+    assert watch.look(60, {0: FORWARD, 1: waiting}, frozen=(1,)) is None
+    verdict = watch.look(60, {0: RECEIVE, 1: waiting}, frozen=(1,))
+    assert verdict is not None and verdict.kind == "stalled"
+    assert verdict.text.startswith(
+        "no rank gets on: rank 1 on node (pid 7) in step 3, forward, reads /data/part-3 for "
+    )
+
+
 def test_a_rank_that_gets_on_resets_the_patience():
     watch = Watch()
     for notes in range(1, 20):

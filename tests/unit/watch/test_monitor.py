@@ -171,6 +171,50 @@ def test_a_process_that_is_gone_is_told_at_once():
     watching.close()
 
 
+def test_of_several_that_are_gone_the_one_that_lost_nobody_is_told():
+    store = torch_distributed.HashStore()
+    child = subprocess.Popen(["true"])
+    child.wait()
+    watching = stored(store, 0, 4)
+    for rank in (1, 2, 3):
+        board = stored(store, rank, 4)
+        sign = replace(board.sign(), pid=child.pid)
+        board.sign = lambda sign=sign: sign  # type: ignore[method-assign, misc]
+        board._publish()
+        if rank != 2:
+            board.report(Failure(rank, "node", child.pid, "PeerError", "lost", victim=True))
+    verdict = verdict_of(watching, 0.01)
+    while len(watching.signs()) < 3:
+        verdict = verdict_of(watching, 0.05)
+    verdict = watching.gone()
+    assert verdict is not None and verdict.ranks == (2,)
+    watching.close()
+
+
+def test_a_rank_that_handles_an_exception_sees_all():
+    store = torch_distributed.HashStore()
+    boards = [stored(store, rank, 3) for rank in range(3)]
+    assert boards[2].everybody() == {}, "nobody is known yet"
+    deadline = time.monotonic() + 10
+    while len(boards[2].everybody()) < 3 and time.monotonic() < deadline:
+        for board in boards:
+            assert board.beat() is None
+        time.sleep(0.02)
+    assert {*boards[2].everybody()} == {0, 1, 2}
+    assert {*boards[2].signs()} == {0}, "it is not its task to judge the others"
+    for board in boards:
+        board.close()
+
+
+def test_rank_0_tells_whom_it_blames_before_it_ends():
+    store = torch_distributed.HashStore()
+    boards = [stored(store, rank) for rank in range(2)]
+    assert boards[1].blamed == ""
+    boards[0].blame("rank 3 on node (pid 7) is gone")
+    assert boards[1].blamed == "rank 3 on node (pid 7) is gone" and boards[1].ending
+    assert stored(Lost(), 1).blamed == ""
+
+
 def test_a_process_that_said_that_it_finished_is_not_missed():
     """Its last word may come after its sign was read for the last time, but before it is seen to be gone."""
     store = torch_distributed.HashStore()

@@ -31,6 +31,12 @@ def main(options: argparse.Namespace) -> int:
     if not options.json:
         print("\n".join(told.lines()))
         return 0
-    values = {"running": bool(told.pid), "code": told.code, "failure": told.failure, "step": told.step}
+    values = {
+        "running": bool(told.pid),
+        "code": told.code,
+        "failure": told.failure,
+        "step": told.step,
+        "files": told.standing.as_dict(),
+    }
     print(json.dumps({**values, "run": told.run, "events": told.events}, indent=1))
     return 0

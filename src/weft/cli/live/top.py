@@ -15,6 +15,7 @@ from weft.analysis.messages import waits
 from weft.analysis.run import Run, Step
 from weft.errors import UsageError
 from weft.foreign import shown_path
+from weft.launch.journal.told import now_s
 from weft.profiler.live.following import Follower
 from weft.profiler.live.judged import Judged
 from weft.report.text import table
@@ -22,6 +23,7 @@ from weft.rules.rule import Finding, Status
 from weft.timeline import Timeline
 from weft.units import format_bytes, format_seconds
 from weft.visible import visible
+from weft.watch.files.told import NOTHING, Standing
 
 LAST = 20
 """So many of the last steps are what a line tells of."""
@@ -86,19 +88,27 @@ def main(options: argparse.Namespace) -> int:
                 f"{shown_path(folder)} holds no recording: name the folder that weft run --report writes"
             )
         findings = judged.of(run)
-        print(_told(rows(run, findings), findings))
+        print(_told(rows(run, findings, Standing.read(folder)), findings))
         return 0
     if not folder.exists():
         print(f"weft top: {shown_path(folder)} is not there yet: waiting for a job", file=sys.stderr)
     with suppress(KeyboardInterrupt):
         rich = sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
-        (_on_terminal if rich else _in_lines)(follower, judged, options.every)
+        (_on_terminal if rich else _in_lines)(folder, follower, judged, options.every)
     return 0
 
 
-def rows(run: Run, findings: Sequence[Finding] = ()) -> list[Row]:
-    """A line for each rank, of its last steps."""
-    return [_row(run, rank, findings) for rank in run.ranks]
+def rows(run: Run, findings: Sequence[Finding] = (), standing: Standing = NOTHING) -> list[Row]:
+    """A line for each rank, of its last steps. ``standing``: the ranks that stand in an operation on a file now."""
+    ranks = sorted({*run.ranks, *standing.operations, *standing.waiting})
+    lines = [_row(run, rank, findings) for rank in ranks]
+    if run.complete:
+        return lines
+    now = now_s()
+    told = {rank: standing.of(rank, now).removeprefix("waits for ") for rank in ranks}
+    return [
+        line._replace(waits_for=told[rank] or line.waits_for) for rank, line in zip(ranks, lines, strict=True)
+    ]
 
 
 def _row(run: Run, rank: int, findings: Sequence[Finding]) -> Row:
@@ -163,14 +173,14 @@ def _told(shown: Sequence[Row], findings: Sequence[Finding]) -> str:
     return "\n".join(filter(None, [plain(shown), worst(findings)]))
 
 
-def _in_lines(follower: Follower, judged: Judged, every_s: float) -> None:
-    """A table whenever a step has ended."""
-    before: list[str] = []
+def _in_lines(folder: Path, follower: Follower, judged: Judged, every_s: float) -> None:
+    """A table whenever a step has ended, or a rank stands in an operation on a file."""
+    before: object = ([], NOTHING)
     while True:
-        run = follower.look()
+        run, standing = follower.look(), Standing.read(folder)
         findings = judged.of(run)
-        shown = rows(run, findings)
-        now = [row.step for row in shown]
+        shown = rows(run, findings, standing)
+        now = ([row.step for row in shown], standing)
         if now != before:
             print(_told(shown, findings), end="\n\n", flush=True)
             before = now
@@ -180,7 +190,7 @@ def _in_lines(follower: Follower, judged: Judged, every_s: float) -> None:
         time.sleep(every_s)
 
 
-def _on_terminal(follower: Follower, judged: Judged, every_s: float) -> None:
+def _on_terminal(folder: Path, follower: Follower, judged: Judged, every_s: float) -> None:
     """One table that changes; the last one stays."""
     from rich.console import Console
     from rich.live import Live
@@ -188,13 +198,13 @@ def _on_terminal(follower: Follower, judged: Judged, every_s: float) -> None:
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
             run = follower.look()
-            live.update(_drawn(run, judged.of(run)), refresh=True)
+            live.update(_drawn(run, judged.of(run), Standing.read(folder)), refresh=True)
             if run.complete and run.ranks:
                 return
             time.sleep(every_s)
 
 
-def _drawn(run: Run, findings: Sequence[Finding]) -> Any:
+def _drawn(run: Run, findings: Sequence[Finding], standing: Standing = NOTHING) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -202,7 +212,7 @@ def _drawn(run: Run, findings: Sequence[Finding]) -> Any:
     if not run.ranks:
         return Text("waiting for the first step ...")
     drawn = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for row in rows(run, findings):
+    for row in rows(run, findings, standing):
         drawn.add_row(*(Text(visible(cell)) for cell in row))
     style = "red" if findings and findings[0].status is Status.CRITICAL else "yellow"
     told = [Text(worst(findings), style)] if findings else []

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.foreign import shown_text
+from weft.launch.discovery import PORTS
 from weft.launch.doctor.facts import SHARED, Facts
-from weft.launch.doctor.remote import Answer, Speed
+from weft.launch.doctor.remote import Answer, Link
+from weft.launch.doctor.stream import USUAL_PORT
 
 LEAST_SHARED = 1 << 30
 LEAST_FILES = 4096
 LEAST_BYTES_PER_S = 100e6
+USED = f"{USUAL_PORT} (torchrun), {PORTS.start} to {PORTS.stop - 1} (mpirun, srun), and what the system gives"
+ODD_BYTES = 24
+"""Options that few connections have take so much of a packet."""
 MOST_AHEAD_S = 2.0
 """Clocks that are read through ssh are not known better than that."""
 
@@ -95,7 +100,7 @@ def _gpus(host: str, facts: Facts) -> Finding:
     return Finding(host, "GPUs", text)
 
 
-def of_hosts(answers: Sequence[Answer], speeds: Sequence[Speed]) -> Iterator[Finding]:
+def of_hosts(answers: Sequence[Answer], links: Sequence[Link]) -> Iterator[Finding]:
     """What the answers of several hosts tell."""
     known = [(answer.host, answer.facts) for answer in answers if answer.facts is not None]
     for answer in answers:
@@ -116,16 +121,36 @@ def of_hosts(answers: Sequence[Answer], speeds: Sequence[Speed]) -> Iterator[Fin
         {host: str(len(facts.gpus)) for host, facts in known},
         "all hosts get equally many ranks: those of the smallest",
     )
-    for speed in speeds:
-        pair = f"{speed.sender} to {speed.taker}"
-        if speed.problem:
-            yield Finding(
-                pair, "network", speed.problem, f"open the ports of {speed.taker} to {speed.sender}"
-            )
-            continue
-        slow = speed.bytes_per_s < LEAST_BYTES_PER_S
-        advice = "keep a pipeline on one host, and compress gradients: docs/reduction.md" if slow else ""
-        yield Finding(pair, "network", f"{speed.bytes_per_s / 1e6:,.0f} MB/s", advice)
+    for link in links:
+        yield from _of_link(link)
+
+
+def _of_link(link: Link) -> Iterator[Finding]:
+    pair, passed = f"{link.sender} to {link.taker}", link.passed
+    opened = f"open the ports of {link.taker} to {link.sender}"
+    if link.problem:
+        yield Finding(pair, "network", link.problem, opened)
+        return
+    if passed.closed:
+        ports = ", ".join(f"{port} ({shown_text(reason)})" for port, reason in passed.closed)
+        yield Finding(pair, "ports", f"no new connection to {ports}", f"{opened}: a job uses {USED}")
+    if not passed.bytes_per_s:
+        if passed.packet_bytes:
+            text = f"connections begin, but full packets ({passed.mtu_bytes} bytes) do not arrive"
+            yield Finding(pair, "network", text, _smaller("what the path takes"))
+        return
+    slow = passed.bytes_per_s < LEAST_BYTES_PER_S
+    advice = "keep a pipeline on one host, and compress gradients: docs/reduction.md" if slow else ""
+    yield Finding(pair, "network", f"{passed.bytes_per_s / 1e6:,.0f} MB/s", advice)
+    if 0 < passed.packet_bytes < passed.mtu_bytes - ODD_BYTES:
+        text = (
+            f"{passed.packet_bytes} bytes pass, and the interface of {link.sender} sends {passed.mtu_bytes}"
+        )
+        yield Finding(pair, "packets", text, _smaller(str(passed.packet_bytes)))
+
+
+def _smaller(size: str) -> str:
+    return f"let what lies between take larger ones, or give both interfaces less: ip link set dev NAME mtu {size}"
 
 
 def _alike(subject: str, found: dict[str, str], remedy: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Asks other hosts, through ssh: for their facts, and for the speed of each pair."""
+"""Asks other hosts, through ssh: for their facts, and for what passes from each to each other one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
-from weft.errors import LaunchError, WeftError
-from weft.foreign import shown_text, whole
+from weft.document import Document
+from weft.errors import FormatError, LaunchError, WeftError
+from weft.foreign import parse_json, shown_text
 from weft.launch.doctor.facts import Facts
+from weft.launch.doctor.stream import Passed
 from weft.launch.engines.ssh import STRICT
 
 SECONDS = 60.0
@@ -36,22 +40,23 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Bytes per second from one host to another one, or why there is none."""
+class Link:
+    """What passes from one host to another one, or why that is not known."""
 
     sender: str
     taker: str
-    bytes_per_s: float = 0.0
+    passed: Passed = Passed()
     problem: str = ""
 
 
-def command(host: str, module: str, *words: str) -> list[str]:
+def command(host: str, options: Sequence[str], module: str, *words: str) -> list[str]:
     """ssh that runs a module of weft there, by the same Python and in the same folder as here."""
     paths = os.environ.get("PYTHONPATH")
     own = ["env", f"PYTHONPATH={paths}"] if paths else []
     there = shlex.join([*own, sys.executable, "-m", f"weft.launch.doctor.{module}", *words])
     return [
         "ssh",
+        *options,
         *STRICT,
         "-o",
         "ConnectTimeout=10",
@@ -61,12 +66,12 @@ def command(host: str, module: str, *words: str) -> list[str]:
     ]
 
 
-def ask(host: str) -> Answer:
-    """A host's facts."""
+def ask(host: str, options: Sequence[str] = ()) -> Answer:
+    """A host's facts. ``options``: for ssh."""
     began = time.time()
     try:
         done = subprocess.run(
-            command(host, "facts"),
+            command(host, options, "facts"),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -90,11 +95,11 @@ def ask(host: str) -> Answer:
     return Answer(host, facts, ahead_s=facts.clock_s - middle)
 
 
-def measure(sender: str, taker: str, address: str) -> Speed:
-    """How fast one host sends to an address of another one."""
+def measure(sender: str, taker: str, address: str, options: Sequence[str] = ()) -> Link:
+    """What passes from one host to an address of another one. ``options``: for ssh."""
     secret = secrets.token_hex(16)
     taking = subprocess.Popen(
-        command(taker, "stream", "take"),
+        command(taker, options, "stream", "take"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -106,37 +111,62 @@ def measure(sender: str, taker: str, address: str) -> Speed:
     try:
         taking.stdin.write(f"{secret}\n")
         taking.stdin.flush()
-        port = whole(taking.stdout.readline().strip(), 65535)
-        if not port:
-            return Speed(
+        ports = _ports(taking.stdout.readline())
+        if not ports:
+            return Link(
                 sender,
                 taker,
                 problem=f"{taker} named no port: nothing can listen there, or it is too busy to answer",
             )
         done = subprocess.run(
-            command(sender, "stream", "send", address, str(port)),
+            command(sender, options, "stream", "send", address, *map(str, ports)),
             input=f"{secret}\n", capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            return Speed(sender, taker, problem=f"{address}:{port}: {shown_text(last)}")
-        return Speed(sender, taker, float(taking.communicate(timeout=SECONDS)[0]))
-    except (subprocess.TimeoutExpired, ValueError):
-        return Speed(sender, taker, problem=f"{address} took nothing in {SECONDS:g} s")
+            return Link(sender, taker, problem=f"{address}: {shown_text(last)}")
+        return Link(sender, taker, _passed(done.stdout))
+    except (subprocess.TimeoutExpired, OSError, FormatError):
+        return Link(sender, taker, problem=f"{address} took nothing in {SECONDS:g} s")
     finally:
         patience.cancel()
+        with suppress(OSError):
+            taking.stdin.close()  # its other end hears that, wherever it is
         taking.kill()
-        taking.communicate()
+        taking.stdout.close()
+        taking.wait()
 
 
-def pairs(answers: Sequence[Answer]) -> list[Speed]:
-    """The speed of each pair of hosts that answered, one after the other."""
-    found = [(answer.host, answer.facts) for answer in answers if answer.facts is not None]
-    speeds = []
-    for number, (taker, facts) in enumerate(found):
-        address = reached_at(facts, taker)
-        speeds += [measure(sender, taker, address) for sender, _ in found[number + 1 :]]
-    return speeds
+def _ports(line: str) -> list[int]:
+    """The ports that a host says it listens on; none if it says something else."""
+    with suppress(FormatError):
+        told = parse_json(line)
+        if isinstance(told, list):
+            return [port for port in told if type(port) is int and 0 < port < 1 << 16]
+    return []
+
+
+def _passed(text: str) -> Passed:
+    told = Document(parse_json(text))
+    return Passed(
+        tuple((each.items()[0].whole(), each.items()[1].text()) for each in told["closed"]),
+        told["bytes_per_s"].number(), told["packet_bytes"].whole(), told["mtu_bytes"].whole(),
+    )  # fmt: skip
+
+
+def links(answers: Sequence[Answer], options: Sequence[str] = ()) -> list[Link]:
+    """What passes between the hosts that answered, each way of each pair: in a round each host sends to another one."""
+    found = [
+        (answer.host, reached_at(answer.facts, answer.host)) for answer in answers if answer.facts is not None
+    ]
+    measured: list[Link] = []
+    for ahead in range(1, len(found)):
+        others = [*found[ahead:], *found[:ahead]]
+        with ThreadPoolExecutor(len(found)) as pool:
+            measured += pool.map(
+                lambda sender, taker: measure(sender[0], taker[0], taker[1], options), found, others
+            )
+    return measured
 
 
 def reached_at(facts: Facts, host: str) -> str:

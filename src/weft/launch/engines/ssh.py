@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from weft.errors import LaunchError
+from weft.foreign import shown_text
 from weft.launch.engines.described import Described
 from weft.launch.engines.local import rank_program
 from weft.launch.engines.plan import Command, Plan
@@ -15,9 +17,24 @@ STRICT = (
     "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 """Nobody is asked, a host whose key is not known is refused, and one that is cut off is noticed."""
+OPTIONS = "WEFT_SSH_OPTIONS"
+"""The variable with options of ssh that are not given otherwise."""
 _PATH = "PYTHONPATH"
 """The agent's Python needs it before it is told anything."""
 _REMOTE = 'cd -- "$1" || exit; shift; exec "$@"'
+
+
+def read_options(given: str | None, environ: Mapping[str, str]) -> list[str]:
+    """Arguments of ssh, as one would type them; those of the variable if none are given.
+
+    >>> read_options(None, {"WEFT_SSH_OPTIONS": "-F 'my config'"})
+    ['-F', 'my config']
+    """
+    text, name = (environ.get(OPTIONS, ""), OPTIONS) if given is None else (given, "--ssh-options")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"{name} cannot be read: {error}: {shown_text(text)}") from None
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:

@@ -16,6 +16,7 @@ from weft.errors import LaunchError
 from weft.foreign import reason, shown_path
 from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
 from weft.profiler.clock import clock_offset_s
+from weft.watch.files.told import Teller
 from weft.watch.pace import Pace, write
 from weft.watch.process import began, boot, host_name
 
@@ -100,6 +101,10 @@ class Journal:
         if told is not None:
             write(attempt_folder(self.folder, self._next - 1), told)
 
+    def stand(self, teller: Teller) -> None:
+        """The files in which ranks stand, where that has changed."""
+        teller.write(attempt_folder(self.folder, self._next - 1))
+
     def take(self, rank: int, data: bytes) -> None:
         """What a rank wrote."""
         if data and rank in self._logs:
@@ -169,6 +174,9 @@ class Nowhere:
         return Path()
 
     def reach(self, step: int) -> None:
+        """Nothing."""
+
+    def stand(self, teller: Teller) -> None:
         """Nothing."""
 
     def take(self, rank: int, data: bytes) -> None:

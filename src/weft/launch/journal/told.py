@@ -25,6 +25,7 @@ from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, read
 from weft.profiler.clock import clock_offset_s
 from weft.units import format_seconds
 from weft.visible import visible
+from weft.watch.files.told import NOTHING, Standing
 from weft.watch.pace import NAME as STEP
 from weft.watch.process import began, boot, host_name
 
@@ -44,6 +45,7 @@ class Told:
         pid: The launcher's process if it runs on this machine, else 0.
         step: How far the newest attempt is, as in ``step.json``; None before the first step, and of scripts without
             steps of weft.
+        standing: The files in which ranks of the newest attempt stand, as in ``files.json``.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class Told:
     failure: Mapping[str, Any] | None
     pid: int
     step: Mapping[str, Any] | None = None
+    standing: Standing = NOTHING
 
     @property
     def code(self) -> int | None:
@@ -96,7 +99,9 @@ class Told:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began_s)) if _is_time(began_s) else "?"
         script, ranks = _text(self.run.get("script")), _text(self.run.get("ranks"))
         yield f"  {script}, {ranks} ranks, engine {_text(self.run.get('engine'))}, started {when}"
-        yield from (f"  {line}" for line in (*self._attempts(), *self._pace(), *self._ranks()))
+        yield from (
+            f"  {line}" for line in (*self._attempts(), *self._pace(), *self._ranks(), *self._standing())
+        )
 
     def _attempts(self) -> Iterator[str]:
         since: Any = None
@@ -145,6 +150,11 @@ class Told:
         if len(started) > _MOST_RANKS:
             yield f"and {len(started) - _MOST_RANKS} more ranks"
 
+    def _standing(self) -> Iterator[str]:
+        """The files in which ranks stand, and who waits for them, while the job runs."""
+        ranks = sorted({*self.standing.operations, *self.standing.waiting}) if self.code is None else []
+        yield from (f"rank {rank} {self.standing.of(rank, now_s())}" for rank in ranks[:_MOST_RANKS])
+
 
 def read(folder: Path) -> Told:
     """What the folder of a job says.
@@ -170,7 +180,10 @@ def read(folder: Path) -> Told:
             parse_json(_file(folder / FAILURE), f'"{shown_path(folder / FAILURE)}" is not JSON')
         )
     told = Told(folder, run, tuple(events), failure, launcher_of(folder, run))
-    return told if told.logs is None else replace(told, step=_step(attempt_folder(folder, told.logs) / STEP))
+    if told.logs is None:
+        return told
+    newest = attempt_folder(folder, told.logs)
+    return replace(told, step=_step(newest / STEP), standing=Standing.read(newest))
 
 
 def now_s() -> float:

@@ -30,6 +30,7 @@ from weft.launch.remote.mirror import Mirror
 from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Message, Outgoing
 from weft.launch.running.here import Here
 from weft.launch.running.job import usable_cores
+from weft.watch.files.look import Outside
 from weft.watch.heartbeat import Page
 from weft.watch.process import host_name
 
@@ -67,6 +68,7 @@ class _Agent:
         self.over = False
         self.here: Here | None = None
         self.mirror: Mirror | None = None
+        self.outside: Outside | None = None
         self.ranks = range(0)
         self.stopped: list[int] = []
         self.held: socket.socket | None = None
@@ -126,6 +128,8 @@ class _Agent:
 
     def _tell(self, here: Here, mirror: Mirror) -> None:
         """What the ranks show, and who has ended: that comes after all that it wrote and showed."""
+        if self.outside is not None:
+            here.look_at_files(self.outside)
         for values, data in mirror.changes():
             self._say(values, data)
         stopped = [rank for rank in self.ranks if here.is_stopped(rank)]
@@ -175,6 +179,7 @@ class _Agent:
             self.folder = Path(told["recording"])
             self.before = recordings.files_of(self.folder, self.ranks)
         page, shared = Page.create(ranks)
+        self.outside = Outside(page)
         self.mirror = Mirror(page, "agent", self.ranks, leads=number == 0)
         self.here = Here(told["command"], shared, self.pipes, self._take)
         base = {**os.environ, **told["variables"]}

@@ -14,6 +14,7 @@ from weft.errors import LaunchError
 from weft.launch.discovery import SHARED_FD
 from weft.launch.guard import MARK, Guard
 from weft.launch.running.job import Process
+from weft.watch.files.look import Outside
 from weft.watch.judge import Verdict
 from weft.watch.process import die_with_parent, host_name, is_stopped
 
@@ -115,6 +116,11 @@ class Here:
     def is_stopped(self, rank: int) -> bool:
         """Whether its process stands still because of a signal or a debugger."""
         return is_stopped(self._processes[rank].pid)
+
+    def look_at_files(self, outside: Outside) -> None:
+        """Shows in what ranks stand that do not show it themselves."""
+        for rank in self._running:
+            outside.look(rank, self._processes[rank].pid)
 
     def send(self, rank: int, number: int, alone: bool = False) -> None:
         """A signal to a rank's whole process group: its own children must not outlive it. ``alone``: to itself only."""

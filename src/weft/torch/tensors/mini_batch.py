@@ -12,6 +12,7 @@ import copy
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class MiniBatch:
 
     ``names``: those of the positional arguments; ``size``: how many samples, ``None`` if nothing is cut; ``fault``: why
     this mini-batch may not be trained on, empty if it may; ``shares``: the weights of the microbatches, ``None`` if
-    their samples are what counts.
+    their samples are what counts; ``told``: why it is one microbatch, if nobody has asked for that.
     """
 
     args: tuple[Any, ...]
@@ -40,6 +41,7 @@ class MiniBatch:
     size: int | None
     fault: str = ""
     shares: tuple[float, ...] | None = None
+    told: str = ""
 
     def ranges(self, microbatch: int) -> list[tuple[int, int]]:
         """First and one past the last sample of a microbatch, in each block of the mini-batch."""
@@ -167,7 +169,13 @@ def prepare(
                 sizes.append((path, tensor.shape[axis], tuple(tensor.shape)))
     faults += find_unknown(function, cut)
     size = sizes[0][1] if sizes else None
-    faults += find_different(sizes)
+    different, told = find_different(sizes), ""
+    if different and cut.adapts:
+        shown = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
+        told = f"tensors of a batch have different numbers of rows ({shown}), so the batch is one microbatch"
+        cut = replace_fields(cut, joined=Joined(rows=0), whole=[*names, *kwargs])
+    else:
+        faults += different
     if not faults and size == 0:
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
@@ -175,7 +183,7 @@ def prepare(
     even = size is None or cut.uneven or cut.joined != Joined()
     fault = "" if even else _find_remainder(sizes[0][0], size or 0, microbatches)
     count = microbatches if size is None else min(cut.joined.units(size), microbatches)
-    return MiniBatch(args, kwargs, names, cut, count, size, fault)
+    return MiniBatch(args, kwargs, names, cut, count, size, fault, told=told)
 
 
 def _find_remainder(path: str, size: int, microbatches: int) -> str:

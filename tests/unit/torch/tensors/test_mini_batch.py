@@ -213,3 +213,14 @@ def test_names_that_the_step_does_not_have_are_told():
 def test_all_faults_are_told_at_once():
     text = faults(None, X, torch.ones(()), how=Cut(whole=["z"]), flag=torch.ones(5))
     assert len(text.splitlines()) == 3, text
+
+
+def test_tensors_of_different_sizes_make_one_microbatch_under_a_trainer():
+    def step(batch, scale): ...
+
+    given = {"pairs": torch.zeros(8, 3), "pair": torch.ones(4)}
+    with pytest.raises(SplitError, match="do not have the same batch size"):
+        prepare(step, (given, 2.0), {}, Cut(), 2)
+    batch = prepare(step, (given, 2.0), {}, Cut(adapts=True), 2)
+    assert batch.microbatches == 1 and batch.weight(0) == 1.0 and batch.slice(0)[0] == (given, 2.0)
+    assert "batch['pairs'] [8, 3], batch['pair'] [4]), so the batch is one microbatch" in batch.told

@@ -1,0 +1,163 @@
+"""The operation on a file in which a process of this host stands, asked of Linux from outside of it.
+
+Linux shows the system call of every thread that waits in one, and the descriptors of the process. So this sees the
+calls of all libraries, also those that hold Python's lock, and costs a rank nothing. A process may look at itself and
+at what it has started; at others as its system allows.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+_BY_DESCRIPTOR = {
+    "x86_64": {
+        "reads": (0, 17, 19, 295, 327), "writes": (1, 18, 20, 40, 285, 296, 326, 328), "closes": (3,),
+        "looks at": (5,), "locks": (72, 73), "flushes": (26, 74, 75, 277, 306), "cuts": (77,), "lists": (78, 217),
+    },
+    "aarch64": {
+        "reads": (63, 65, 67, 69, 286), "writes": (47, 64, 66, 68, 70, 71, 285, 287), "closes": (57,),
+        "looks at": (80,), "locks": (25, 32), "flushes": (82, 83, 84, 267), "cuts": (46,), "lists": (61,),
+    },
+}  # fmt: skip
+"""Calls whose first argument is a descriptor, by their numbers on each machine."""
+_BY_PATH = {
+    "x86_64": {
+        "opens": (2, 85), "looks at": (4, 6, 21), "makes": (83,), "removes": (84, 87), "renames": (82,), "cuts": (76,),
+    },
+    "aarch64": {},
+}  # fmt: skip
+"""Calls whose first argument is a path."""
+_BY_FOLDER = {
+    "x86_64": {
+        "opens": (257, 437), "looks at": (262, 269, 332, 439), "makes": (258,), "removes": (263,),
+        "renames": (264, 316),
+    },
+    "aarch64": {
+        "opens": (56, 437), "looks at": (48, 79, 291, 439), "makes": (34,), "removes": (35,), "renames": (38, 276),
+    },
+}  # fmt: skip
+"""Calls whose first argument is the descriptor of a folder, and the second one a path in it."""
+_HERE = -100
+"""The descriptor that stands for the process's own folder."""
+_NO_STORAGE = ("/dev/", "/proc/", "/sys/", "/memfd:")
+_PATH_BYTES = 4096
+_MOST_PROCESSES = 64
+_MAPPED = "waits for a file that is mapped into its memory"
+
+
+class Operation(NamedTuple):
+    """What a thread stands in.
+
+    Attributes:
+        text: For people: ``reads /data/part-3``.
+        call: Tells this call from the one before it and the one after it.
+    """
+
+    text: str
+    call: str
+
+
+def find(pid: int) -> Operation | None:
+    """What a process stands in, or one that it has started (a loader's worker); the first thread goes first."""
+    for process in _family(pid):
+        found = _of_process(process)
+        if found is not None:
+            return (
+                found if process == pid else Operation(f"{found.text} in its process {process}", found.call)
+            )
+    return None
+
+
+def _family(pid: int) -> Iterator[int]:
+    waiting = [pid]
+    for _ in range(_MOST_PROCESSES):
+        if not waiting:
+            return
+        yield (process := waiting.pop(0))
+        for thread in _threads(process):
+            waiting += map(int, _text(f"/proc/{process}/task/{thread}/children").split())
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: (thread != pid, thread))
+    except (OSError, ValueError):
+        return []
+
+
+def _of_process(pid: int) -> Operation | None:
+    for thread in _threads(pid):
+        place = f"/proc/{pid}/task/{thread}"
+        call = _text(f"{place}/syscall").split()
+        text = told(pid, call) if call else ""
+        if not text:
+            continue
+        state = _text(f"{place}/stat").rpartition(")")[2].split()[:1]
+        if state in (["T"], ["t"]) or (
+            text == _MAPPED and state != ["D"]
+        ):  # a signal holds it, or it computes
+            continue
+        done = [line for line in _text(f"{place}/io").splitlines() if line.startswith("sysc")]
+        return Operation(text, " ".join([str(thread), *call, *done]))
+    return None
+
+
+def told(pid: int, call: list[str], machine: str = platform.machine()) -> str:
+    """A system call in words; empty if it is none on a file that storage has.
+
+    Args:
+        pid: The process that is in it.
+        call: Its number and arguments, as Linux shows them; a page that is not in memory has the number -1.
+        machine: Whose numbers these are.
+    """
+    if call[0] == "-1":
+        return _MAPPED
+    if len(call) < 3:
+        return ""
+    number, first, second = int(call[0]), int(call[1], 16), int(call[2], 16)
+    path = ""
+    if verb := _verb(_BY_DESCRIPTOR, machine, number):
+        path = _link(pid, first)
+    elif verb := _verb(_BY_PATH, machine, number):
+        path = _path(pid, _HERE, first)
+    elif verb := _verb(_BY_FOLDER, machine, number):
+        path = _path(pid, (first & 0xFFFFFFFF) - ((first & 0x80000000) << 1), second)
+    return f"{verb} {path}" if path.startswith("/") and not path.startswith(_NO_STORAGE) else ""
+
+
+def _verb(calls: Mapping[str, Mapping[str, tuple[int, ...]]], machine: str, number: int) -> str:
+    return next((verb for verb, numbers in calls.get(machine, {}).items() if number in numbers), "")
+
+
+def _link(pid: int, descriptor: int) -> str:
+    """The file behind a descriptor: that asks no storage."""
+    try:
+        return os.readlink(f"/proc/{pid}/{'cwd' if descriptor == _HERE else f'fd/{descriptor}'}")
+    except OSError:
+        return ""
+
+
+def _path(pid: int, folder: int, address: int) -> str:
+    """The path that stands in the memory of a process."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            page_end = 4096 - address % 4096  # the next one may not be there
+            memory.seek(address)
+            text = memory.read(page_end)
+            if b"\0" not in text:
+                text += memory.read(_PATH_BYTES)
+    except (OSError, ValueError, OverflowError):
+        return ""
+    name = os.fsdecode(text.partition(b"\0")[0])
+    return os.path.join(_link(pid, folder), name) if name else _link(pid, folder)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,107 @@
+"""What a process stands in, as Linux shows it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weft.watch.files import operation
+from weft.watch.files.operation import find, told
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="Linux shows that"
+)
+
+
+def found(pid: int, text: str) -> bool:
+    """Whether a process is seen in an operation before long."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        seen = find(pid)
+        if seen is not None and text in seen.text:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "part-3")
+    return tmp_path / "part-3"
+
+
+def test_a_thread_that_opens_and_reads_is_seen(pipe: Path):
+    thread = threading.Thread(target=lambda: pipe.read_bytes(), daemon=True)
+    thread.start()
+    assert found(os.getpid(), f"opens {pipe}")
+    with pipe.open("wb"):
+        assert found(os.getpid(), f"reads {pipe}")
+        first, again = find(os.getpid()), find(os.getpid())
+        assert first is not None and first == again, "the same call is known again"
+    thread.join(30)
+    assert find(os.getpid()) is None
+
+
+IN_CHILD: dict[str, Callable[[Path], str]] = {
+    "a path from its own folder": lambda pipe: (
+        f"import os\nos.chdir({str(pipe.parent)!r})\nopen('{pipe.name}')"
+    ),
+    "a call that holds Python's lock": lambda pipe: (
+        f"import ctypes\nctypes.PyDLL(None).open({os.fsencode(pipe)!r}, 0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", IN_CHILD)
+def test_a_process_is_seen_by_the_one_that_started_it(how: str, pipe: Path):
+    child = subprocess.Popen([sys.executable, "-c", IN_CHILD[how](pipe)])
+    try:
+        assert found(child.pid, f"opens {pipe}")
+        assert found(os.getpid(), f"opens {pipe} in its process {child.pid}")
+        child.send_signal(19)  # SIGSTOP: now it is the signal that holds it
+        assert any(find(child.pid) is None or time.sleep(0.02) for _ in range(1000))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_processes_that_wait_for_others_are_in_no_operation():
+    waits = ["import os; os.read(os.pipe()[0], 1)", "import time; time.sleep(60)", "while True: pass"]
+    children = [subprocess.Popen([sys.executable, "-c", code]) for code in waits]
+    try:
+        time.sleep(0.3)
+        assert [find(child.pid) for child in children] == [None] * 3
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    assert find(children[0].pid) is None, "it is gone"
+
+
+def test_calls_are_told_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "rank-0001.safetensors"
+    with path.open("wb") as file:
+        descriptor, more = hex(file.fileno()), ["0x0"] * 7
+        for machine, numbers in {"x86_64": (0, 1, 74, 217), "aarch64": (63, 64, 82, 61)}.items():
+            words = [told(os.getpid(), [str(number), descriptor, *more], machine) for number in numbers]
+            assert words == [f"{verb} {path}" for verb in ("reads", "writes", "flushes", "lists")]
+        assert told(os.getpid(), ["0", descriptor, *more], "riscv64") == ""
+        assert told(os.getpid(), ["202", descriptor, *more], "x86_64") == "", "a lock in memory"
+    with open("/dev/null", "rb") as file:
+        assert told(os.getpid(), ["0", hex(file.fileno()), *more], "x86_64") == ""
+    assert told(os.getpid(), ["running"]) == ""
+    assert told(os.getpid(), ["-1", "0x0", "0x0"]) == "waits for a file that is mapped into its memory"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(operation.os, "readlink", lambda link: {f"/proc/7/fd/{folder}": "/data"}[link])
+    monkeypatch.setattr(operation, "open", lambda *_, **__: (tmp_path / "memory").open("rb"), raising=False)
+    (tmp_path / "memory").write_bytes(b"." * 16 + b"part-3\0more")
+    assert told(7, ["257", hex(folder), "0x10"], "x86_64") == "opens /data/part-3"
+    os.close(folder)
