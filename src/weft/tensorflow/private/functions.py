@@ -34,11 +34,10 @@ def call_with(function: Any, inputs: Sequence[Any], captured: Sequence[Any]) -> 
     return tf.nest.flatten(function._call_flat(list(inputs), [handle_of(each) for each in captured]))
 
 
-def drawing(function: Any) -> str:
-    """An operation of a concrete function, or of those that it calls, that draws random numbers; empty without one."""
+def operation_of(function: Any, kinds: Sequence[str]) -> str:
+    """An operation of a concrete function, or of those that it calls, with one of these in its name; empty without."""
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-    kinds = "Random", "Multinomial", "TruncatedNormal"
     return next((node.op for node in nodes if any(kind in node.op for kind in kinds)), "")
 
 

@@ -38,6 +38,13 @@ SHARE = 8
 """The copies may take one part in so many of the memory."""
 
 
+_NOT_TWICE = {
+    ("Random", "Multinomial", "TruncatedNormal"): "draws random numbers",
+    ("PyFunc", "Print", "Write", "Queue", "IteratorGetNext"): "does more than to compute",
+}
+"""Operations by parts of their names, and what a step with one of them does that must not be done twice."""
+
+
 class Incomparable(Exception):
     """Why the two cannot be compared."""
 
@@ -110,8 +117,9 @@ class WholeBatch:
         ]
         with private.outside_of_graphs(), capture.aside(), private.layers_evaluate():
             self._trial = tf.function(self._compare, autograph=False).get_concrete_function(*specs)
-            if drawn := private.drawing(self._trial):
-                raise Incomparable(f"it draws random numbers ({drawn})")
+            for kinds, what in _NOT_TWICE.items():
+                if operation := private.operation_of(self._trial, kinds):
+                    raise Incomparable(f"it {what} ({operation})")
             self._captured = [private.copied(each) for each in self._trial.captured_inputs]
         if any(private.is_of_graph(each) for each in self._captured):
             raise Incomparable("it takes a tensor of the function around")
@@ -179,7 +187,13 @@ class WholeBatch:
         if self._reason:
             log.info("%s was not compared with the whole batch: %s", self._title, self._reason)
             return ""
-        losses, errors = (each.numpy() for each in private.call_with(self._trial, tensors, self._captured))
+        try:
+            losses, errors = (
+                each.numpy() for each in private.call_with(self._trial, tensors, self._captured)
+            )
+        except Exception as error:  # the step itself, which comes next, says it better
+            log.info("%s was not compared with the whole batch: %s", self._title, type(error).__name__)
+            return ""
         fault = self._fault(losses, errors)
         if not fault:
             log.info("verify: %s gives the losses and gradients of its whole batch", self._title)
