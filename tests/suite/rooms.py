@@ -34,6 +34,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "tensorflow/split": (KERAS,),
     "tensorflow/step": (KERAS, "tests/unit/tensorflow"),
     "tensorflow/trace": (KERAS,),
+    "tensorflow/verify": ("tests/parity/tensorflow/test_keras.py",),
     "torch/agreement": ("tests/parity/test_between_steps.py",),
     "torch/amp": (
         "tests/parity/test_between_steps.py",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from weft.errors import UsageError
 from weft.tensorflow.output import is_gradient
-from weft.tensorflow.session.session import present, session
+from weft.tensorflow.session.session import Session, present, session
 from weft.tensorflow.session.sums import sum_over
 from weft.tensorflow.trace import capture
 
@@ -46,30 +48,50 @@ def _values(gradient: Any) -> Any:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def _look_like_gradients(joined: Session, tensors: Sequence[Any]) -> bool:
+    """Whether each of these tensors has the shape of another variable that this rank trains of a split model."""
+    shapes = Counter(
+        tuple(variable.shape)
+        for model in joined.models
+        if model.partitioned
+        for variable in model.trainable_variables
+    )
+    given = Counter(tuple(each.shape) for each in tensors if each is not None and each.shape.rank is not None)
+    return bool(given) and given <= shapes
+
+
 _clip, _norm = tf.clip_by_global_norm, tf.linalg.global_norm
 
 
 def watch_clipping() -> None:
-    """From now on TensorFlow's own functions count all ranks' gradients, where they are given those of a step."""
+    """From now on TensorFlow's own functions count all ranks' gradients, where they are given those of a step.
 
-    def concerns(tensors: Any) -> bool:
+    What has been made of these is refused, where it looks like gradients: it would be the norm of one rank's.
+    """
+
+    def concerns(tensors: Any, name: str) -> bool:
         joined = present()
-        return (
-            joined is not None
-            and joined.mesh.pp > 1
-            and capture.tracing() is None
-            and any(map(is_gradient, tensors))
-        )
+        if joined is None or joined.mesh.pp == 1 or capture.tracing() is not None:
+            return False
+        if any(map(is_gradient, tensors)):
+            return True
+        if _look_like_gradients(joined, tensors):
+            raise UsageError(
+                f"tf.{name} is given tensors that are as large as this rank's variables, and would count "
+                f"this rank's only: if they are gradients of a split model, call weft.{name.rpartition('.')[2]} on "
+                "every rank, which counts those of all ranks"
+            )
+        return False
 
     @functools.wraps(_clip)
     def clip(t_list: Any, clip_norm: Any, use_norm: Any = None, name: Any = None) -> Any:
-        if use_norm is None and concerns(t_list):
+        if use_norm is None and concerns(t_list, "clip_by_global_norm"):
             return clip_by_global_norm(t_list, clip_norm)
         return _clip(t_list, clip_norm, use_norm, name)
 
     @functools.wraps(_norm)
     def norm(t_list: Any, name: Any = None) -> Any:
-        return global_norm(t_list) if concerns(t_list) else _norm(t_list, name)
+        return global_norm(t_list) if concerns(t_list, "linalg.global_norm") else _norm(t_list, name)
 
     tf.clip_by_global_norm = clip
     tf.linalg.global_norm = norm

@@ -24,6 +24,8 @@ Mixin: Any = object  # beside a class of Keras, which is not known here
 class SplitModel(Mixin):
     """What a model that is split has beside a Keras model, of Keras 3 or of ``tf_keras``."""
 
+    autograph_info__ = None
+    """Called as it is, as AutoGraph calls Keras: it would return a copy of the result, without its mask."""
     _owners: dict[int, int]
     _waiting: list[Callable[[], Any]]
     placement: Any
@@ -37,6 +39,7 @@ class SplitModel(Mixin):
         self._wrapped = model
         if model is not None:
             self.built = True
+            private.set_untracked(self, "compute_mask", _as_the_model_has_it)
         session().add_model(self)
         watch_optimizers()  # those of a Keras that was imported since
 
@@ -175,6 +178,10 @@ class SplitModel(Mixin):
             yield
         finally:
             self._whole = before
+
+
+def _as_the_model_has_it(inputs: Any, previous_mask: Any = None) -> None:
+    """No mask beside those that the wrapped model gives its outputs."""
 
 
 class DistributedModel(SplitModel, Training, keras.Model):

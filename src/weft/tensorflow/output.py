@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.session.not_a_tensor import NotATensor
+from weft.tensorflow import private
 
 
 def mark_gradient(tensor: Any, variable: int) -> Any:
@@ -52,8 +53,9 @@ class Means:
 class StepOutput(NotATensor):
     """One tensor of a step's result, for each microbatch: ``outputs[i]`` is microbatch i's.
 
-    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones). ``variable``:
-    the key of the variable whose gradient this is; ``means``: where its mean over the replicas comes from.
+    ``weights`` are the microbatches' shares of the samples (equal unless the step allows uneven ones), or of what a
+    loss is divided by. ``variable``: the key of the variable whose gradient this is; ``means``: where its mean over the
+    replicas comes from.
     """
 
     REMEDY = (
@@ -88,7 +90,8 @@ class StepOutput(NotATensor):
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if not any(map(tf.is_tensor, self.weights)) and len(set(self.weights)) == 1:
-            return self._sum(outputs) / len(outputs)
+            total = self._sum(outputs)
+            return total if self.weights[0] == 1.0 else total / len(outputs)
         shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
         return self._sum([each * share for share, each in zip(shares, outputs, strict=True)])
 
@@ -108,19 +111,33 @@ class StepOutput(NotATensor):
 
     def reduce_sum(self) -> Any:
         """The sum over microbatches; shape of one entry."""
-        return self._sum(self.outputs)
+        kept = [
+            tf.where(weight > 0, each, tf.zeros_like(each)) if tf.is_tensor(weight) else each
+            for weight, each in zip(self.weights, self.outputs, strict=True)
+        ]
+        return self._sum(kept)
 
     def concat(self) -> Any:
-        """All entries after one another along dim 0: the mini-batch's order."""
+        """All entries after one another along dim 0: the mini-batch's order. Their masks of Keras, too."""
         if self.outputs[0].shape.rank == 0:
             return tf.stack(self.outputs)
-        return tf.concat(self.outputs, 0)
+        masks = [private.mask_of(each) for each in self.outputs]
+        whole = self._concat(self.outputs)
+        return whole if any(mask is None for mask in masks) else private.with_mask(whole, self._concat(masks))
 
     merge = concat
 
     def stack(self) -> Any:
         """Shape (microbatches, *entry)."""
         return tf.stack(self.outputs)
+
+    def _concat(self, entries: Sequence[Any]) -> Any:
+        """One after another, without those of microbatches that have no samples."""
+        kept = [
+            each[: tf.where(weight > 0, tf.shape(each)[0], 0)] if tf.is_tensor(weight) else each
+            for weight, each in zip(self.weights, entries, strict=True)
+        ]
+        return tf.concat(kept, 0)
 
     @staticmethod
     def _sum(outputs: Sequence[Any]) -> Any:

@@ -26,12 +26,18 @@ from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
+from weft.tensorflow.trace.denominators import Reduction, watch_losses, weights_of
+from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
 
 log = logging.getLogger("weft")
 
 
 class Step:
-    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute."""
+    """The callable that ``weft.step`` makes. It does not bind as a method, so it may be a class attribute.
+
+    Attributes:
+        title: What messages call it, where the script has not written it.
+    """
 
     def __init__(
         self,
@@ -45,10 +51,13 @@ class Step:
         self.cut = cut
         self.input_signature = input_signature
         self.jit_compile = jit_compile
+        self.title = ""
         self._traced = private.with_autograph(function) if autograph else function
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
         self._training: set[Any] = set()
+        self._models: dict[int, Any] = {}
+        self._reductions: dict[Any, list[Reduction | None]] = {}
         functools.update_wrapper(self, function)
 
     @tf.autograph.experimental.do_not_convert
@@ -56,9 +65,8 @@ class Step:
         if capture.tracing() is not None:
             raise UsageError(f"{self.function.__name__}: a step cannot call another step")
         joined = session()
-        batch = prepare(
-            self.function, args, kwargs, self.cut, joined.settings.microbatch_count, self.input_signature
-        )
+        count = joined.settings.microbatch_count if self.cut.joined.rows else 1
+        batch = prepare(self.function, args, kwargs, self.cut, count, self.input_signature)
         xla = private.wants_xla() if self.jit_compile is None else self.jit_compile
         key = self._key(joined, batch, xla)
         tensors = [batch.leaves[number] for number in batch.tensors]
@@ -71,7 +79,7 @@ class Step:
                 compiled = self._compile(joined, batch, xla)
             key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
-        messages = Messages(joined, self.function.__name__, batch)
+        messages = Messages(joined, self.function.__name__, batch, compiled.prove)
         if private.is_building_function():
             private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -84,13 +92,20 @@ class Step:
         return self._package(joined, batch, compiled, results, batch.shares(tensors))
 
     def _key(self, joined: Session, batch: MiniBatch, xla: bool) -> Any:
-        """What must be the same for a step that was traced to be used again."""
-        return batch.key(), joined.settings, xla, tuple(model_state(model) for model in joined.models)
+        """What must be the same for a step that was traced to be used again.
+
+        Of models only those that it uses: former ones may be freed at other times on other ranks.
+        """
+        models = joined.models if joined.place.world_size == 1 else self._models.values()
+        return batch.key(), joined.settings, xla, tuple(model_state(model) for model in models)
 
     def _compile(self, joined: Session, batch: MiniBatch, xla: bool) -> Compiled:
+        found: list[list[Reduction | None]] = []
+
         def traced(*tensors: Any) -> Any:
-            args, kwargs = batch.arguments(tensors)
-            return self._traced(*args, **kwargs)
+            whole, reductions = self._run(batch, tensors)
+            found.append(reductions)
+            return whole
 
         if joined.channel is not None:
             call = {path: str(spec) for path, spec in zip(batch.paths, batch.specs(), strict=True)}
@@ -102,15 +117,41 @@ class Step:
             compiled = compile_step(
                 joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
             )
-        compiled.number = joined.number_step()
+        compiled.number, compiled.reductions = joined.number_step(), found[0]
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
             known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
+        self._models |= {id(model): model for model, _, _ in compiled.capture.marks.models}
+        used = {private.key_of(handle) for handle in compiled.capture.variables}
+        for model in joined.models:
+            if any(private.key_of(private.handle_of(each)) in used for each in model.all_variables()):
+                self._models[id(model)] = model
+        self._add_proof(joined, batch, compiled)
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
                 compile_phases(compiled.cutter, compiled.runnable)
         return compiled
+
+    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled) -> None:
+        """Let the first batch be compared with one process, if this rank has the whole model still."""
+        whole = not any(model.partitioned for model, _, _ in compiled.capture.marks.models)
+        wanted = joined.settings.verify != "off" and batch.microbatches > 1
+        if whole and wanted and has_losses(compiled.capture):
+            title = self.title or self.function.__name__
+            proof = WholeBatch(joined, title, self._traced, batch, compiled.capture, bool(self.title))
+            compiled.prove = proof.prove
+
+    def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Reduction | None]]:
+        """What a microbatch returns, with the masks of that and what its losses are divided by; and of each tensor of
+        it the loss that tells what the microbatch weighs."""
+        args, kwargs = batch.arguments(tensors)
+        with watch_losses() as losses:
+            result = tf.nest.map_structure(capture.dense, self._traced(*args, **kwargs))
+        leaves = tf.nest.flatten(result)
+        reductions = [losses.of(leaf) if batch.microbatches > 1 else None for leaf in leaves]
+        masks = [private.mask_of(leaf) for leaf in leaves]
+        return (result, masks, [each and each.denominator for each in reductions]), reductions
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
         feeds = [compiled.feeds(part) for part in batch.slices(tensors)]
@@ -146,7 +187,7 @@ class Step:
             done = [each for each in tf.nest.flatten(results) if tf.is_tensor(each)]
             with tf.control_dependencies(done):
                 _operation(lambda *given: messages.close(evaluates, given), tensors)
-        return _collect(shares, results)
+        return _collect(shares, results, self._reductions[key])
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """What the microbatches return, in a graph that is being traced."""
@@ -165,11 +206,10 @@ class Step:
 
     def _microbatches(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         results = []
-        with private.watch_asked(lambda sources, gradients: self._training.add(key)):
+        with private.watch_asked(lambda *asked: self._training.add(key)):
             for part in batch.slices(tensors):
-                args, kwargs = batch.arguments(part)
-                result = self._traced(*args, **kwargs)
-                results.append(tf.nest.map_structure(capture.dense, result))
+                result, self._reductions[key] = self._run(batch, part)
+                results.append(result)
         return results
 
     def _package(
@@ -186,7 +226,9 @@ class Step:
             Means(lambda tensors: average(tensors, joined, compiled.number)) if joined.mesh.rdp > 1 else None
         )
         leaves: list[Any] = []
-        for number, leaf in enumerate(tf.nest.flatten(captured.result)):
+        flat = tf.nest.flatten(captured.result[0])
+        for number, leaf in enumerate(flat):
+            masks, denominators = (results[at * len(flat) + number] for at in (1, 2))
             key = captured.gradients[number]
             owner = EVERYWHERE if key is None else compiled.owners.get(key, EVERYWHERE)
             if owner not in (own, EVERYWHERE):
@@ -194,8 +236,10 @@ class Step:
             elif captured.record.results[number] is None:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
-                leaves.append(StepOutput(results[number], shares, key, None if key is None else means))
-        return _without_others(captured.result, iter(leaves))
+                entries = list(map(private.with_mask, results[number], masks))
+                weights = weights_of(compiled.reductions[number], denominators, shares)
+                leaves.append(StepOutput(entries, weights, key, None if key is None else means))
+        return _without_others(captured.result[0], iter(leaves))
 
 
 def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
@@ -203,11 +247,18 @@ def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
     return tf.py_function(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
 
 
-def _collect(shares: list[Any], results: list[Any]) -> Any:
+def _collect(shares: list[Any], results: list[Any], reductions: list[Reduction | None]) -> Any:
     """What the microbatches return, as one structure."""
-    flat = [tf.nest.flatten(result) for result in results]
-    leaves = [_entry([each[number] for each in flat], shares) for number in range(len(flat[0]))]
-    return tf.nest.pack_sequence_as(results[0], leaves)
+    flat = [tf.nest.flatten(result) for result, _, _ in results]
+    leaves = []
+    for number, reduction in enumerate(reductions):
+        entries = [
+            private.with_mask(each[number], masks[number])
+            for each, (_, masks, _) in zip(flat, results, strict=True)
+        ]
+        weights = weights_of(reduction, [each[number] for _, _, each in results], shares)
+        leaves.append(_entry(entries, weights))
+    return tf.nest.pack_sequence_as(results[0][0], leaves)
 
 
 def _finish_models(joined: Session, compiled: Compiled) -> None:

@@ -90,7 +90,7 @@ def train(model: Any, plain: Any, made: list[int]) -> None:
 
 @check
 def of_a_model_that_is_built_before(partitions: int) -> None:
-    begin(partitions)
+    begin(partitions, verify="off")  # what is made for the comparison does not count
     plain = build(True)
     with counted() as made:
         with weft.delay_param_initialization():
@@ -101,7 +101,7 @@ def of_a_model_that_is_built_before(partitions: int) -> None:
 
 @check
 def of_a_model_that_the_first_step_builds(partitions: int) -> None:
-    begin(partitions)
+    begin(partitions, verify="off")
     plain = build(False)
     plain(data()[0])
     with counted() as made:

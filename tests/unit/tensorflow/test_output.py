@@ -124,3 +124,24 @@ def test_a_name_that_tensors_do_not_have_either():
     with pytest.raises(AttributeError, match="a StepOutput has no means"):
         output().means  # noqa: B018
     assert f"{StepOutput([1, 2])}" == repr(StepOutput([1, 2])) == "StepOutput([1, 2])"
+
+
+def test_microbatches_without_samples_count_nothing():
+    weights = [tf.constant(each) for each in (0.0, 0.5, 0.5)]
+    rows = StepOutput([tf.fill([1, 2], each) for each in (7.0, 1.0, 3.0)], weights)
+    assert rows.merge().numpy().tolist() == [[1.0, 1.0], [3.0, 3.0]]
+    assert rows.reduce_mean().numpy().tolist() == [[2.0, 2.0]] and rows.reduce_sum().numpy().tolist() == [
+        [4.0, 4.0]
+    ]
+
+
+def test_weights_of_one_are_a_sum():
+    assert StepOutput([tf.constant(2.0), tf.constant(3.0)], [1.0, 1.0]).reduce_mean().numpy() == 5.0
+
+
+def test_masks_stay_with_their_rows():
+    entries = [tf.ones([1, 2]), tf.zeros([1, 2])]
+    for entry, mask in zip(entries, ([[True, False]], [[True, True]]), strict=True):
+        entry._keras_mask = tf.constant(mask)
+    assert StepOutput(entries).merge()._keras_mask.numpy().tolist() == [[True, False], [True, True]]
+    assert not hasattr(StepOutput([*entries, tf.ones([1, 2])]).merge(), "_keras_mask")

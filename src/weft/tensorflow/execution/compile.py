@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +25,7 @@ from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
 from weft.tensorflow.split.units import Units, make_units
 from weft.tensorflow.trace.capture import Capture, capture
+from weft.tensorflow.trace.denominators import Reduction
 from weft.tensorflow.trace.operations import Value
 
 log = logging.getLogger("weft")
@@ -44,6 +45,8 @@ class Compiled:
         owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
+        prove: Compares the first batch with one process, if that is wanted.
+        reductions: Of each tensor that the step returns the loss that tells what a microbatch weighs; None for samples.
     """
 
     capture: Capture
@@ -55,6 +58,8 @@ class Compiled:
     owners: dict[int, int]
     placement: ModelPlacement
     number: int = 0
+    prove: Callable[[Sequence[Any]], None] | None = None
+    reductions: list[Reduction | None] = field(default_factory=list)
 
     @property
     def bound(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +81,15 @@ class Messages:
         records: Whether the phases are told to a recording. A graph that was traced without goes on so.
     """
 
-    def __init__(self, session: Session, name: str, batch: MiniBatch) -> None:
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        batch: MiniBatch,
+        prove: Callable[[Sequence[Any]], None] | None = None,
+    ) -> None:
         self.session = session
+        self._prove = prove
         self._name, self._batch = name, batch
         self._at_s = 0.0
         self._samples = 0
@@ -112,6 +119,8 @@ class Messages:
         call = describe_call(self._name, self._batch.paths, tensors, everything)
         session.monitor.note("wait", session.steps, None, None, session.peers("pp")[0])
         self._check = compare_calls(session, session.steps, call)
+        if self._prove is not None:
+            self._prove(tensors)
         session.monitor.note("forward", session.steps, 0)
 
     def end(self) -> None:

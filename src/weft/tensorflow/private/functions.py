@@ -20,13 +20,25 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
 from weft.tensorflow.private.graphs import is_building_function, made, number_of, tracing_a_step
-from weft.tensorflow.private.variables import handles_made
+from weft.tensorflow.private.variables import handle_of, handles_made
 
 
 def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
     """What a concrete function makes of flat inputs, as a flat list."""
     found = function._call_flat(list(inputs), function.captured_inputs)
     return tf.nest.flatten(found)
+
+
+def call_with(function: Any, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
+    """The same with other variables and tensors than those that the function knows, in their order."""
+    return tf.nest.flatten(function._call_flat(list(inputs), [handle_of(each) for each in captured]))
+
+
+def operation_of(function: Any, kinds: Sequence[str]) -> str:
+    """An operation of a concrete function, or of those that it calls, with one of these in its name; empty without."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    return next((node.op for node in nodes if any(kind in node.op for kind in kinds)), "")
 
 
 def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -50,8 +62,11 @@ def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list
 
 
 def with_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with Python's conditions and loops over tensors as operations, as ``tf.function`` has it."""
-    options = converter.ConversionOptions(recursive=True, user_requested=True)
+    """The function with Python's conditions and loops over tensors as operations, as ``tf.function`` has it.
+
+    No feature beside that: with those that order effects a function returns copies of its tensors, which have no masks.
+    """
+    options = converter.ConversionOptions(recursive=True, user_requested=True, optional_features=())
 
     def converted(*args: Any, **kwargs: Any) -> Any:
         with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED, options=options):

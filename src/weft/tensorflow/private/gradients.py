@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop, execute, imperative_grad, record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gradients_util
@@ -21,7 +22,7 @@ from tensorflow.python.ops import gradients_util
 from weft.tensorflow.private.graphs import made
 
 Differentiated = Callable[[str, int, int], None]
-Asked = Callable[[Sequence[Any], Sequence[Any]], None]
+Asked = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], None]
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def watch_gradients(graph: Any, differentiated: Differentiated, asked: Asked) ->
     """Tell of gradients that are taken inside, while a graph is traced.
 
     ``differentiated(name, first, end)``: for the gradient of the operation of that name, those from number ``first`` to
-    ``end`` were made. ``asked(sources, gradients)``: what someone asked for, and got.
+    ``end`` were made. ``asked(targets, sources, gradients)``: of what, for what, and what came.
     """
 
     def inside() -> bool:
@@ -45,6 +46,20 @@ def watch_gradients(graph: Any, differentiated: Differentiated, asked: Asked) ->
 
 
 @contextmanager
+def outside_of_graphs() -> Iterator[None]:
+    """``tf.init_scope`` in which tapes of functions that are traced inside record all the same."""
+    with tf.init_scope():
+        stopped = bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            if stopped:
+                pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+@contextmanager
 def watch_asked(asked: Asked, inside: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Tell what gradients someone asks for, and gets, where ``inside()`` says so."""
     by_tape, by_graph = imperative_grad.imperative_grad, gradients_util._GradientsHelper
@@ -52,13 +67,13 @@ def watch_asked(asked: Asked, inside: Callable[[], bool] = lambda: True) -> Iter
     def from_tape(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         found = by_tape(tape, target, sources, *args, **kwargs)
         if inside():
-            asked(list(sources), list(found))
+            asked(tf.nest.flatten(target), list(sources), list(found))
         return found
 
     def from_graph(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         found = by_graph(ys, xs, *args, **kwargs)
         if inside():
-            asked(tf.nest.flatten(xs), tf.nest.flatten(found))
+            asked(tf.nest.flatten(ys), tf.nest.flatten(xs), tf.nest.flatten(found))
         return found
 
     with (

@@ -100,6 +100,11 @@ def is_symbolic(tensor: Any) -> bool:
     return not isinstance(tensor, ops.EagerTensor)
 
 
+def is_of_graph(thing: Any) -> bool:
+    """Whether this is a tensor of a graph."""
+    return isinstance(thing, (tf.Tensor, tf.IndexedSlices)) and not isinstance(thing, ops.EagerTensor)
+
+
 def is_building_function() -> bool:
     """Whether a ``tf.function`` is being traced."""
     return bool(ops.inside_function())

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
 from keras.src.backend.tensorflow import trainer
+from keras.src.losses import loss as losses
 from tensorflow.python.framework import ops
 
 from weft.tensorflow.private.variables import underlying
@@ -40,6 +41,24 @@ def watch_layers(graph: Any, called: Callable[[Any], Any]) -> Iterator[None]:
                     return _original(self, *args, **kwargs)
                 with called(self):
                     return _original(self, *args, **kwargs)
+
+            setattr(each, "__call__", call)  # noqa: B010
+            stack.callback(setattr, each, "__call__", original)
+        yield
+
+
+@contextmanager
+def layers_evaluate() -> Iterator[None]:
+    """Inside, layers that are told to train do not: they are called with ``training=False``."""
+    with ExitStack() as stack:
+        for each in layer_classes():
+            original = each.__call__
+
+            @functools.wraps(original)
+            def call(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                if kwargs.get("training") is not None:
+                    kwargs["training"] = False
+                return _original(self, *args, **kwargs)
 
             setattr(each, "__call__", call)  # noqa: B010
             stack.callback(setattr, each, "__call__", original)
@@ -81,6 +100,90 @@ def in_symbolic_scope() -> bool:
 def set_untracked(model: Any, name: str, value: Any) -> None:
     """Set an attribute of a Keras model that is none of its parts."""
     model.__dict__[name] = value
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that Keras has set on a tensor; None without one."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def with_mask(tensor: Any, mask: Any) -> Any:
+    """The tensor, with this mask of Keras; as it is for None."""
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+def has_own(model: Any, name: str) -> bool:
+    """Whether the class of a model has a method other than that of Keras's models; None has none."""
+    if model is None:
+        return False
+    base = keras_two_model() if is_of_keras_two(model) else keras.Model
+    return getattr(type(model), name) is not getattr(base, name)
+
+
+def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss of a model of Keras 3, whose own method may be an older one that does not take ``training``."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def share_compiled(model: Any, other: Any) -> None:
+    """Let another model have what ``compile`` gave a model."""
+    three = "optimizer", "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker"
+    two = "optimizer", "loss", "_is_compiled", "compiled_loss", "compiled_metrics"
+    for name in two if is_of_keras_two(other) else three:
+        set_untracked(other, name, getattr(model, name))
+
+
+def means_of_losses(model: Any) -> list[Any]:
+    """The metrics in which a compiled model of Keras 3 keeps the mean loss of each output, if there are several."""
+    return list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+
+
+@contextmanager
+def held_means(model: Any) -> Iterator[dict[str, Any]]:
+    """Inside, such means are not changed: what they would be given is found by their names."""
+    found: dict[str, Any] = {}
+    original = keras.metrics.Mean.update_state
+
+    @functools.wraps(original)
+    def update(self: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(each is self for each in means_of_losses(model)):
+            return original(self, values, *args, **kwargs)
+        found[self.name] = tf.convert_to_tensor(values)
+        return None
+
+    keras.metrics.Mean.update_state = update
+    try:
+        yield found
+    finally:
+        keras.metrics.Mean.update_state = original
+
+
+@contextmanager
+def watch_reductions(reduced: Callable[[Any, str | None, Any, Any, bool], None]) -> Iterator[None]:
+    """Tell of each loss of Keras 3 that is computed inside.
+
+    ``reduced(loss, reduction, weights, mask, scalar)``: the loss, how it was reduced, the weights of its values with
+    the mask in them, the mask, and whether there was a single value.
+    """
+    original = losses.reduce_weighted_values
+
+    @functools.wraps(original)
+    def reduce(
+        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "mean", dtype: Any = None
+    ) -> Any:
+        found = original(values, sample_weight, mask, reduction, dtype)
+        weights = losses.apply_mask(sample_weight, mask, found.dtype, reduction)
+        if tf.is_tensor(found):
+            reduced(found, reduction, weights, mask, len(values.shape) == 0)
+        return found
+
+    losses.reduce_weighted_values = reduce
+    try:
+        yield
+    finally:
+        losses.reduce_weighted_values = original
 
 
 def is_of_keras_two(model: Any) -> bool:

@@ -107,6 +107,21 @@ def waits(variable: Any) -> bool:
     return id(underlying(variable)) in _waiting
 
 
+def copied(captured: Any) -> Any:
+    """A new variable with the value of another one, given its handle; what is none, as it is."""
+    data = getattr(captured, "_handle_data", None)
+    if captured.dtype != tf.resource or data is None or not data.shape_and_type:
+        return captured
+    waits = next((each for each in _waiting.values() if each.handle is captured), None)
+    with ops.init_scope():
+        if waits is not None:
+            value = waits._make()
+        else:
+            dtype = tf.dtypes.as_dtype(data.shape_and_type[0].dtype)
+            value = tf.raw_ops.ReadVariableOp(resource=captured, dtype=dtype)
+        return tf.Variable(value, trainable=False)
+
+
 @contextmanager
 def variables_wait() -> Iterator[None]:
     """Inside, variables of layers of Keras 3 wait for their values, where these depend on a number as a seed alone."""

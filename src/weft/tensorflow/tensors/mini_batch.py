@@ -8,7 +8,7 @@ has no tensor go whole to each microbatch, as do the arguments named in ``non_sp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from weft.errors import SplitError, UsageError
 from weft.session.cut import Cut, argument_names, find_different, find_unknown
+from weft.tensorflow import private
 
 COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 """Values made of several tensors, which are not cut."""
@@ -44,6 +45,7 @@ class MiniBatch:
         uneven: Whether sizes of microbatches may differ by one.
         signature: What the tensors may be like, where that is said; sizes that it leaves open may change.
         size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
+        masks: The numbers of the leaves that have a mask of Keras, with those of the masks, which stand behind all.
     """
 
     leaves: list[Any]
@@ -55,6 +57,7 @@ class MiniBatch:
     paths: list[str]
     uneven: bool = False
     signature: list[tf.TensorSpec] | None = None
+    masks: dict[int, int] = field(default_factory=dict)
 
     def bounds(self, microbatch: int) -> tuple[int, int]:
         """First and one past the last sample of a microbatch."""
@@ -101,6 +104,9 @@ class MiniBatch:
         They are slices and not the outputs of one ``tf.split``: TensorFlow's optimiser moves what follows each of these
         to before the split, together with what it waits for. A microbatch that waits for the one before then waits for
         itself, and TensorFlow runs the step as it was written, with a message that its graph cannot be sorted.
+
+        A microbatch for which no sample is left, in a mini-batch whose size is known only when the step runs, has one
+        all the same: nothing can be computed of none. Its share is 0.
         """
         found: list[list[Any]] = [[] for _ in range(self.microbatches)]
         bounds = self._bounds(tensors)
@@ -109,16 +115,19 @@ class MiniBatch:
             if axis is None or self.microbatches == 1:
                 parts = [tensor] * self.microbatches
             else:
-                parts = [tensor[_along(axis, start, stop)] for start, stop in bounds]
+                parts = [tensor[_along(axis, start, self._end(start, stop))] for start, stop in bounds]
             for own, part in zip(found, parts, strict=True):
                 own.append(part)
         return found
+
+    def _end(self, start: Any, stop: Any) -> Any:
+        return tf.maximum(stop, start + 1) if tf.is_tensor(stop) else stop
 
     def shares(self, tensors: Sequence[Any]) -> list[Any]:
         """The weight of each microbatch: a number; a scalar of the graph where the number of samples is not known."""
         if self.size is not None or not self.uneven or all(axis is None for axis in self.axes):
             return self.weights
-        sizes = tf.cast([stop - start for start, stop in self._bounds(tensors)], tf.float32)
+        sizes = tf.cast(tf.stack([stop - start for start, stop in self._bounds(tensors)]), tf.float32)
         return tf.unstack(sizes / tf.reduce_sum(sizes), self.microbatches)
 
     def _bounds(self, tensors: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -132,8 +141,8 @@ class MiniBatch:
         number, axis = cut[0]
         total = tf.shape(tensors[self.tensors.index(number)])[axis]
         name = self.paths[self.tensors.index(number)]
-        fault = f"{name} has fewer samples than the {count} microbatches, or a number that they do not divide"
-        fits = (total >= count) & (self.uneven | (total % count == 0))
+        fault = f"{name} has no samples, or a number that the {count} microbatches do not divide"
+        fits = (total > 0) & (self.uneven | (total % count == 0))
         with tf.control_dependencies([tf.debugging.Assert(fits, [fault, total])]):
             bounds = tf.unstack(tf.range(count + 1) * total // count)
         return list(pairwise(bounds))
@@ -143,7 +152,9 @@ class MiniBatch:
         leaves = list(self.leaves)
         for number, tensor in zip(self.tensors, tensors, strict=True):
             leaves[number] = tensor
-        args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves)
+        for number, mask in self.masks.items():
+            leaves[number] = private.with_mask(tf.identity(leaves[number]), leaves[mask])
+        args, kwargs = tf.nest.pack_sequence_as(self.structure, leaves[: len(leaves) - len(self.masks)])
         return args, kwargs
 
     def key(self) -> tuple[Any, ...]:
@@ -205,13 +216,16 @@ def prepare(
     for name, argument in [*zip(names, args, strict=True), *sorted(kwargs.items())]:
         for path, leaf in _flat(argument, name):
             found.add(name, path, leaf)
+    found.add_masks()
     size, faults = _size(found.sizes, cut, microbatches)
     faults = [*found.faults, *find_unknown(function, cut), *faults]
     if faults:
         raise SplitError("\n".join(faults))
     given = None
     if signature is not None:
-        given = _check_signature(signature, [found.leaves[number] for number in found.tensors], found.paths)
+        own = [number for number in found.tensors if number not in found.masks.values()]
+        given = _check_signature(signature, [found.leaves[number] for number in own], found.paths)
+        given += [tf.TensorSpec([None] * found.leaves[at].shape.rank, tf.bool) for at in found.masks.values()]
         for spec, number in zip(given, found.tensors, strict=True):
             axis = found.axes[number]
             if axis is not None and (spec.shape.rank is None or spec.shape[axis] is None):
@@ -219,7 +233,16 @@ def prepare(
     count = min(size or microbatches, microbatches)
     whole = tuple(args), dict(kwargs)
     return MiniBatch(
-        found.leaves, whole, found.axes, found.tensors, count, size, found.paths, cut.uneven, given
+        found.leaves,
+        whole,
+        found.axes,
+        found.tensors,
+        count,
+        size,
+        found.paths,
+        cut.uneven,
+        given,
+        found.masks,
     )
 
 
@@ -239,6 +262,8 @@ class _Arguments:
         self.paths: list[str] = []
         self.sizes: list[tuple[str, int | None, list[int | None]]] = []
         self.faults: list[str] = []
+        self.masks: dict[int, int] = {}
+        self._masked: list[tuple[int, str, str, Any]] = []
 
     def add(self, name: str, path: str, leaf: Any) -> None:
         """One more leaf, of the argument ``name``."""
@@ -251,6 +276,8 @@ class _Arguments:
                 "the step, with tf.convert_to_tensor, .to_tensor() or tf.sparse.to_dense"
             )
         elif isinstance(leaf, tf.Tensor):
+            if (mask := private.mask_of(leaf)) is not None:
+                self._masked.append((len(self.leaves), name, f"the mask of {path}", mask))
             self.tensors.append(len(self.leaves))
             self.paths.append(path)
             axis = None if name in self._cut.whole else self._cut.axes.get(name, 0)
@@ -258,6 +285,12 @@ class _Arguments:
                 self._add_cut(name, path, leaf.shape, axis)
         self.leaves.append(leaf)
         self.axes.append(axis)
+
+    def add_masks(self) -> None:
+        """The masks of the leaves, when all of these are known; they are cut as what they belong to."""
+        for number, name, path, mask in self._masked:
+            self.masks[number] = len(self.leaves)
+            self.add(name, path, mask)
 
     def _add_cut(self, name: str, path: str, shape: tf.TensorShape, axis: int) -> None:
         """A tensor that is cut along a dim."""

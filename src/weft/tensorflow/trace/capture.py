@@ -72,6 +72,16 @@ def tracing() -> Marks | None:
 
 
 @contextmanager
+def aside() -> Iterator[None]:
+    """Inside, models are called as in a step; nothing is noted of it."""
+    _tracing.append((tf.Graph(), Marks(), []))
+    try:
+        yield
+    finally:
+        _tracing.pop()
+
+
+@contextmanager
 def noted(add: Callable[[int, int], None]) -> Iterator[None]:
     """``add(first, next)`` is told which operations were made inside, where a step is being traced."""
     if not _tracing:
@@ -128,7 +138,7 @@ def capture(
                 private.watch_gradients(
                     graph,
                     lambda source, first, end: marks.gradients.append((source, first, end)),
-                    lambda sources, found: marks.asked.append(
+                    lambda targets, sources, found: marks.asked.append(
                         ([private.key_of(private.handle_of(source)) for source in sources], list(found))
                     ),
                 ),

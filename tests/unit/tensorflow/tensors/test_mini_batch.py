@@ -160,8 +160,10 @@ def test_sizes_that_are_known_when_the_step_runs():
     last, shares = even(tf.range(6.0))
     assert last.numpy().tolist() == [4.0, 5.0]
     assert [float(share) for share in shares] == pytest.approx([1 / 3] * 3)
-    message = "x has fewer samples than the 3 microbatches, or a number that they do not divide"
-    for function, count in ((even, 7), (uneven, 2), (even, 0)):
+    last, shares = uneven(tf.range(2.0))
+    assert last.numpy().tolist() == [1.0] and [float(share) for share in shares] == [0.0, 0.5, 0.5]
+    message = "x has no samples, or a number that the 3 microbatches do not divide"
+    for function, count in ((even, 7), (uneven, 0), (even, 0)):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             function(tf.zeros(count))
 
