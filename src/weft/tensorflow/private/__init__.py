@@ -7,9 +7,9 @@ from weft.tensorflow.private.functions import call as call
 from weft.tensorflow.private.functions import call_in_graph as call_in_graph
 from weft.tensorflow.private.functions import call_with as call_with
 from weft.tensorflow.private.functions import context_exists as context_exists
-from weft.tensorflow.private.functions import operation_of as operation_of
 from weft.tensorflow.private.functions import keep_from_xla as keep_from_xla
 from weft.tensorflow.private.functions import library_of as library_of
+from weft.tensorflow.private.functions import operation_of as operation_of
 from weft.tensorflow.private.functions import traced_for_xla as traced_for_xla
 from weft.tensorflow.private.functions import wants_xla as wants_xla
 from weft.tensorflow.private.functions import watch_functions as watch_functions
