@@ -593,7 +593,7 @@ FAULTS = (
     Fault(
         "tensorflow/step",
         "tensorflow/step.py",
-        "return batch.key(), joined.settings, xla, tuple(model_state(model) for model in joined.models)",
+        "return batch.key(), joined.settings, xla, tuple(model_state(model) for model in models)",
         "return batch.key(), joined.settings, xla",
         "runs a step that was traced before layers were frozen or thawed",
     ),
