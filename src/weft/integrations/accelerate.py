@@ -132,7 +132,7 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 
 
 def _counts() -> bool:
-    """Whether accelerate counts replicas."""
+    """True while accelerate counts replicas."""
     return current.is_initialized() and bool(PartialState._shared_state.get("_weft"))
 
 

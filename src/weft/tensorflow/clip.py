@@ -49,7 +49,7 @@ def _values(gradient: Any) -> Any:
 
 
 def _look_like_gradients(joined: Session, tensors: Sequence[Any]) -> bool:
-    """Whether each of these tensors has the shape of another variable that this rank trains of a split model."""
+    """True if each of these tensors has the shape of another variable that this rank trains of a split model."""
     shapes = Counter(
         tuple(variable.shape)
         for model in joined.models

@@ -92,7 +92,7 @@ class Step:
         return self._package(joined, batch, compiled, results, batch.shares(tensors))
 
     def _key(self, joined: Session, batch: MiniBatch, xla: bool) -> Any:
-        """What must be the same for a step that was traced to be used again.
+        """The values that must be the same for a step that was traced to be used again.
 
         Of models only those that it uses: former ones may be freed at other times on other ranks.
         """
@@ -143,7 +143,7 @@ class Step:
             compiled.prove = proof.prove
 
     def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Reduction | None]]:
-        """What a microbatch returns, with the masks of that and what its losses are divided by; and of each tensor of
+        """The result of a microbatch, with its masks and what its losses are divided by; and of each tensor of
         it the loss that tells what the microbatch weighs."""
         args, kwargs = batch.arguments(tensors)
         with watch_losses() as losses:

@@ -74,7 +74,7 @@ class Training(Mixin):
                 )
 
     def _asks_wrapped(self) -> bool:
-        """Whether the wrapped model has methods of its own for losses or metrics."""
+        """True if the wrapped model has methods of its own for losses or metrics."""
         return any(private.has_own(self._wrapped, name) for name in ("compute_loss", "compute_metrics"))
 
     def compute_loss(
@@ -177,7 +177,7 @@ class Training(Mixin):
         return tf.nest.map_structure(lambda each: each.merge(), self._step("predict", x))
 
     def _step(self, name: str, *arguments: Any) -> Any:
-        """What a step returns; where its microbatches cannot be added up to its batch, that is one microbatch."""
+        """The result of a step; where its microbatches cannot be added up to its batch, that is one microbatch."""
         try:
             return self._weft_steps[name](*arguments)
         except SeveralDenominators as reason:

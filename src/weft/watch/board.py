@@ -278,7 +278,7 @@ class Stored(Board):
 
     @property
     def blamed(self) -> str:
-        """What rank 0 said of the cause before it ended; empty if nothing, or it cannot be heard any more."""
+        """The cause that rank 0 told before it ended; empty if none, or if its store does not answer any more."""
         with suppress(RuntimeError):
             if self._error is None and self._store.check(["blamed"]):
                 return visible(bytes(self._store.get("blamed")).decode(errors="replace"))

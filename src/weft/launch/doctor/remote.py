@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Link:
-    """What passes from one host to another one, or why that is not known."""
+    """The traffic that passes from one host to another one, or why that is not known."""
 
     sender: str
     taker: str
@@ -96,7 +96,7 @@ def ask(host: str, options: Sequence[str] = ()) -> Answer:
 
 
 def measure(sender: str, taker: str, address: str, options: Sequence[str] = ()) -> Link:
-    """What passes from one host to an address of another one. ``options``: for ssh."""
+    """The traffic that passes from one host to an address of another one. ``options``: for ssh."""
     secret = secrets.token_hex(16)
     taking = subprocess.Popen(
         command(taker, options, "stream", "take"),
@@ -155,7 +155,7 @@ def _passed(text: str) -> Passed:
 
 
 def links(answers: Sequence[Answer], options: Sequence[str] = ()) -> list[Link]:
-    """What passes between the hosts that answered, each way of each pair: in a round each host sends to another one."""
+    """The traffic between the hosts that answered, each way of each pair: in a round each host sends to another one."""
     found = [
         (answer.host, reached_at(answer.facts, answer.host)) for answer in answers if answer.facts is not None
     ]

@@ -1,4 +1,4 @@
-"""What passes from one host to another one: new connections on the ports of jobs, and a second of full packets.
+"""Measures the way from one host to another one: new connections on the ports of jobs, and a second of full packets.
 
     python -m weft.launch.doctor.stream take                     prints the ports on which it listens
     python -m weft.launch.doctor.stream send ADDRESS PORT ...    connects to each, sends for a second, says what passed
@@ -43,7 +43,7 @@ _TUNNELLED = 16000
 
 @dataclass(frozen=True)
 class Passed:
-    """What came through.
+    """The part of the traffic that came through.
 
     Attributes:
         closed: Ports that did not answer, each with the reason.

@@ -101,7 +101,7 @@ def is_symbolic(tensor: Any) -> bool:
 
 
 def is_of_graph(thing: Any) -> bool:
-    """Whether this is a tensor of a graph."""
+    """True for a tensor of a graph."""
     return isinstance(thing, (tf.Tensor, tf.IndexedSlices)) and not isinstance(thing, ops.EagerTensor)
 
 

@@ -115,7 +115,7 @@ def with_mask(tensor: Any, mask: Any) -> Any:
 
 
 def has_own(model: Any, name: str) -> bool:
-    """Whether the class of a model has a method other than that of Keras's models; None has none."""
+    """True if the class of a model has a method other than that of Keras's models; None has none."""
     if model is None:
         return False
     base = keras_two_model() if is_of_keras_two(model) else keras.Model

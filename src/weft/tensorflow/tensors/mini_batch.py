@@ -158,7 +158,7 @@ class MiniBatch:
         return args, kwargs
 
     def key(self) -> tuple[Any, ...]:
-        """What must be the same for a step that was traced to be used again."""
+        """The values that must be the same for a step that was traced to be used again."""
         own = set(self.tensors)
         others = tuple(_key(leaf) for number, leaf in enumerate(self.leaves) if number not in own)
         specs = tuple(

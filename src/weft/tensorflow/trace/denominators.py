@@ -121,7 +121,7 @@ def watch_losses() -> Iterator[Reductions]:
 
 
 def weights_of(reduction: Reduction | None, denominators: Sequence[Any], shares: Sequence[Any]) -> list[Any]:
-    """What each microbatch weighs: ``denominators`` are theirs, ``shares`` those of the samples, 0 for one without."""
+    """The weight of each microbatch, from ``denominators`` and ``shares`` of the samples, 0 for one without."""
     if reduction is None:
         return list(shares)
     if reduction.kind == NOTHING:

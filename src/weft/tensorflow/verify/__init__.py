@@ -1,1 +1,1 @@
-"""Whether a step that is cut into microbatches, and split, gives what one process gives for the whole batch."""
+"""Compares a step that is cut into microbatches with one process that has the whole batch."""

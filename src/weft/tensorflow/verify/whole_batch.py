@@ -225,10 +225,10 @@ def _largest(tensor: Any) -> Any:
 
 
 def is_number(leaf: Any) -> bool:
-    """Whether this is a tensor with one number that has a fraction."""
+    """True for a tensor with one floating-point number."""
     return tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0
 
 
 def has_losses(captured: capture.Capture) -> bool:
-    """Whether a step that was traced takes gradients, or returns a number."""
+    """True if a step that was traced takes gradients, or returns a number."""
     return bool(captured.marks.asked) or any(map(is_number, tf.nest.flatten(captured.result[0])))

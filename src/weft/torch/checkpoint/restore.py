@@ -136,7 +136,7 @@ def restore(session: Session, save: Found, wanted: Wanted, level: str) -> Any:
 
 
 def without_optimizers(session: Session, wanted: Wanted, folder: Path) -> Wanted:
-    """What is wanted of a save that has no state of an optimizer; a warning if that was wanted."""
+    """The wishes without optimizers, for a save that has no state of one; a warning if it was wished."""
     if wanted.optimizers and wanted.states and session.rank == 0:
         log.warning(
             "%s has no state of an optimizer, which begins anew: pass load_optimizer=False if you want that",

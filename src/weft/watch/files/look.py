@@ -33,7 +33,7 @@ class Look:
         self._mark: object = None
         self._moved = clock()
         self.found = ("", 0.0)
-        """What it stands in, in words, and for how many seconds that has been seen; empty if in nothing."""
+        """The operation that it is blocked in, and for how many seconds that has been seen; empty if in none."""
 
     @property
     def quiet_s(self) -> float:

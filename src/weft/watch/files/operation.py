@@ -49,7 +49,7 @@ _MAPPED = "waits for a file that is mapped into its memory"
 
 
 class Operation(NamedTuple):
-    """What a thread stands in.
+    """The operation that a thread is blocked in.
 
     Attributes:
         text: For people: ``reads /data/part-3``.
@@ -61,7 +61,7 @@ class Operation(NamedTuple):
 
 
 def find(pid: int) -> Operation | None:
-    """What a process stands in, or one that it has started (a loader's worker); the first thread goes first."""
+    """The operation that a process is blocked in, or a worker of its loader; the first thread goes first."""
     for process in _family(pid):
         found = _of_process(process)
         if found is not None:

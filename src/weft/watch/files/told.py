@@ -39,7 +39,7 @@ class Standing:
     waiting: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, rank: int, now_s: float) -> str:
-        """What is to be said of a rank; empty if nothing is.
+        """A clause about a rank; empty if there is nothing to say.
 
         >>> standing = Standing({1: ("reads /data/part-3", 100.0)}, {0: 1})
         >>> standing.of(1, 112.0), standing.of(0, 112.0), standing.of(2, 112.0)
@@ -59,7 +59,7 @@ class Standing:
 
     @classmethod
     def read(cls, folder: Path) -> Standing:
-        """What the file in a folder says; nothing if it says nothing that can be used."""
+        """The content of the file in a folder; empty if it has nothing that can be used."""
         try:
             with open(regular(folder / NAME), "rb") as file:
                 told = parse_json(read_limited(file, TEXT_LIMIT_BYTES).decode())
@@ -98,7 +98,7 @@ class Teller:
         self.standing = NOTHING
 
     def observe(self, signs: Mapping[int, Sign]) -> str:
-        """What is new, as text for the log; mostly none."""
+        """The news as text for the log; mostly none."""
         now, wall_s = self._clock(), self._wall()
         for rank, sign in signs.items():
             if self._moves.get(rank, (None, 0.0))[0] != sign.notes:

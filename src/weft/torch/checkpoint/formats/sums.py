@@ -31,7 +31,7 @@ def write_sums(written: Path, final: Path | None = None) -> None:
 
 
 def check_sums(target: Path) -> bool:
-    """Whether there were checksums for a file or folder, which all fit.
+    """True if there are checksums for a file or folder, which all fit; False if there are none.
 
     Raises:
         CheckpointError: A file does not fit its checksum or is missing, or the checksums are no such text.
