@@ -83,6 +83,24 @@ def test_the_scripts_own_line_stands_before_a_long_stack():
     assert re.match(r"at \S+script\.py, line 6, in mine: return json\.dumps", own), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "failed", "told"),
+    [
+        ("batch = 64 // (world_size // 8)", "ZeroDivisionError", "world_size // 8 is 0 in a job of 2 ranks"),
+        (
+            "DataLoader(range(9), 1 // world_size)",
+            "ValueError",
+            "1 // world_size gives 0 for what is below 2",
+        ),
+    ],
+)
+def test_a_division_that_assumes_more_ranks_is_told_with_its_line(line: str, failed: str, told: str):
+    done = run(f"{INIT}from torch.utils.data import DataLoader\nworld_size = weft.size()\n{line}\n")
+    first, *more = done.stderr.splitlines()
+    assert failed in first
+    assert re.match(rf"\S+script\.py, line 6: {re.escape(told)}", more[0]), done.stderr
+
+
 def test_nothing_of_pytorch_comes_before_the_first_line():
     """PyTorch's store wrote warnings and stacks when another rank was gone; `TORCH_` variables show all there is."""
     script = (

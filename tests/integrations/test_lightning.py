@@ -176,6 +176,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 import smdistributed.dataparallel.torch.torch_smddp
 
+from pytorch_lightning.plugins.environments.lightning_environment import LightningEnvironment as Former
+assert Former.__name__ == "LightningEnvironment"
 env = LightningEnvironment()
 env.world_size = lambda: int(os.environ["WORLD_SIZE"])
 env.global_rank = lambda: int(os.environ["RANK"])
@@ -186,7 +188,10 @@ class Plain(LightningModule):
         torch.manual_seed(0)
         self.linear = torch.nn.Linear(4, 1)
     def training_step(self, batch, index):
-        return self.linear(batch).square().mean()
+        loss = self.linear(batch).square().mean()
+        if self._trainer is not None:  # counts samples, as integers, whose mean ranks take
+            self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(batch))
+        return loss
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
     def train_dataloader(self):

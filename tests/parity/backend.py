@@ -47,6 +47,7 @@ def check_collectives(name: str) -> None:
         work = dist.all_reduce(tensor, group=group, async_op=True)
         work.wait()
         assert tensor.tolist() == [3] * 3
+        check_whole_averages(group)
         dist.broadcast(tensor.fill_(rank), 1, group=group)
         assert tensor.tolist() == [1] * 3
         parts = [torch.zeros(2) for _ in range(2)]
@@ -56,6 +57,18 @@ def check_collectives(name: str) -> None:
     beside = dist.new_group([0, 1], backend="gloo")
     dist.all_reduce(tensor, group=beside)
     assert tensor.tolist() == [2] * 3 and dist.get_backend(beside) == "gloo"
+
+
+def check_whole_averages(group) -> None:
+    """Averages of integers are cut to integers, as NCCL does it and Lightning asks for it."""
+    values = [-3, 4 * dist.get_rank() + 1]  # the mean of -3 and -3, of 1 and 5
+    values[0] -= dist.get_rank()
+    for dtype in (torch.int64, torch.int32):
+        tensor, given = torch.tensor(values, dtype=dtype), torch.tensor(values * 2, dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
+        assert tensor.tolist() == [-3, 3], tensor
+        dist.reduce_scatter_tensor(tensor, given, dist.ReduceOp.AVG, group=group)
+        assert tensor.tolist() == [-3, 3], tensor
 
 
 def check_extremes() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from weft.check import loaders, model, reads, saving
+from weft.check import loaders, model, reads, saving, world
 from weft.check.finding import Finding, Grade
 from weft.check.script import Given, Script, read_script
 from weft.check.training import Training
@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
     loaders.batch_not_divided, loaders.workers_compete, model.seed_by_rank, model.wrapped_twice,
     model.optimizer_before_wrap, model.small_batch_norm, model.rate_not_scaled, model.spawned_without_guard,
     reads.read_in_step, reads.read_in_loop, reads.refused_in_step, saving.together_on_one_rank,
-    saving.saved_by_every_rank,
+    saving.saved_by_every_rank, world.fewer_ranks_than_assumed,
 )  # fmt: skip
 MOST = 100
 """Findings of one rule: more of them say nothing more."""

@@ -84,6 +84,7 @@ def _torch_is_there(torch: ModuleType) -> None:
     plain_data.allow()
     for name in lightning_is_cpu.CONNECTORS:
         when_imported(name, lightning_is_cpu.install)
+    when_imported(lightning_is_cpu.ENVIRONMENTS, lightning_is_cpu.former_module)
 
 
 def _accelerate_is_there(accelerator: ModuleType) -> None:

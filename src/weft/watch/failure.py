@@ -13,11 +13,14 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 
 import weft
+from weft.check.script import LIMIT_BYTES
+from weft.check.world import explained
 from weft.errors import (
     CheckpointError,
     ConfigError,
@@ -31,6 +34,7 @@ from weft.errors import (
     VerifyError,
     WeftError,
 )
+from weft.foreign import read_text, whole
 from weft.visible import LINES, visible
 from weft.watch.heartbeat import Sign
 from weft.watch.process import host_name
@@ -61,7 +65,8 @@ class Failure:
         text: The exception's message.
         where: The step, microbatch, phase and module, in words.
         time: Seconds on the monotonic clock of its host.
-        line: Where the script's own code was at that time; empty if the traceback shows that at once.
+        line: Where the script's own code was at that time, if the traceback does not show that at once; and which
+            of its lines assume more ranks, if a number was 0.
         victim: It only failed because another rank went away.
         peer: The rank that went away, if the victim knows.
     """
@@ -97,7 +102,7 @@ class Failure:
             traceback=visible(full, LINES),
             where=sign.where(),
             time=time.monotonic(),
-            line=visible(own_line(first.__traceback__)),
+            line=visible("\n".join(filter(None, (own_line(first.__traceback__), *_divided(first)))), LINES),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -150,10 +155,29 @@ def own_line(trace: TracebackType | None) -> str:
     """The innermost line of a long traceback that is neither weft's nor a library's; empty if there is none."""
     frames = traceback.extract_tb(trace)
     for frame in reversed(frames if len(frames) > _SHORT else ()):
-        if not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename:
+        if _is_own(frame):
             line = f": {frame.line}" if frame.line else ""
             return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
     return ""
+
+
+def _is_own(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename
+
+
+def _divided(error: BaseException) -> list[str]:
+    """The script's lines that assume more ranks than there are, if the error is about a 0."""
+    ranks = whole(os.environ.get("WORLD_SIZE", ""), 1 << 20)
+    if not ranks or not (isinstance(error, ZeroDivisionError) or "batch_size=0" in str(error)):
+        return []
+    found = []
+    for name in dict.fromkeys(
+        frame.filename for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)
+    ):
+        with suppress(FormatError):
+            text = read_text(Path(name), LIMIT_BYTES)
+            found += [f"{name}, line {line}: {told}" for line, told in explained(text, ranks)]
+    return found[:_SHORT]
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -169,6 +169,19 @@ CASES = [
         "saved_by_every_rank", WRONG, RIGHT + "torch.save(model.local_state_dict(), 'part.pt')\n",
         "torch.save(model.local", "weft.save(model.local_state_dict(), 'part.pt')  # with the rank in the file's name",
     ),
+    Case(
+        "fewer_ranks_than_assumed", HINT,
+        changed(COPIES, ("sampler = ", "n = torch.distributed.get_world_size()\nbatch = 64 // (n // 8)\nsampler = ")),
+        "batch = ", "max(1, n // 8)  # or start 8 ranks",
+    ),
+    Case(
+        "fewer_ranks_than_assumed", WRONG, RIGHT + "hosts = weft.size() // 8\n", "hosts = ", "max(1, weft.size() // 8)",
+        Given(ranks=2),
+    ),
+    Case(
+        "fewer_ranks_than_assumed", WRONG, RIGHT + "n = int(os.environ['WORLD_SIZE'])\nhosts = n // 8\n", "hosts = ",
+        "max(1, n // 8)", Given(ranks=4),
+    ),
 ]  # fmt: skip
 
 
@@ -188,6 +201,12 @@ def test_the_page_has_each_rule():
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert {rule.__name__ for rule in RULES} <= {*rows}
+
+
+def test_a_job_of_enough_ranks_and_other_sizes_are_silent():
+    text = RIGHT + "hosts, rows = weft.size() // 8, BATCH // 64\nx.size() // 8\nbatch_size // 8\n"
+    assert not [each for each in found(text, Given(ranks=8)) if each.rule == "fewer_ranks_than_assumed"]
+    assert len([each for each in found(text, Given(ranks=4)) if each.rule == "fewer_ranks_than_assumed"]) == 1
 
 
 @pytest.mark.parametrize("text", [RIGHT, COPIES], ids=["split", "copies"])

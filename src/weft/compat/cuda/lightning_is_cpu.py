@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,8 @@ CONNECTORS = {
     "lightning_fabric.connector": "_Connector",
 }
 """The modules of Lightning that have a connector, and its name."""
+ENVIRONMENTS = "pytorch_lightning.plugins.environments"
+"""The package that had a module for each environment until 1.9, by which SageMaker's guide imports its own."""
 _GPUS = ("gpu", "cuda")
 _ALL = ("auto", -1, "-1")
 
@@ -37,6 +40,13 @@ def install(module: ModuleType) -> None:
         made(self, *args, **kwargs)
 
     connector.__init__ = init
+
+
+def former_module(environments: ModuleType) -> None:
+    """Let scripts import `LightningEnvironment` from the module in which Lightning 1 had it."""
+    now = sys.modules.get("lightning_fabric.plugins.environments.lightning")
+    if now is not None:
+        sys.modules.setdefault(f"{environments.__name__}.lightning_environment", now)
 
 
 def _on_the_cpu(asked: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     torch.distributed.init_process_group("weft")        or "smddp", for scripts that say so
 
     WeftGroup           what PyTorch and scripts hold
-        all-reduce      large sums on the CPU by weft's algorithms, ReduceOp.AVG on the CPU too, NaN kept by MAX and MIN
+        all-reduce      large sums on the CPU by weft's algorithms, ReduceOp.AVG on the CPU too, also of integers;
+                        NaN kept by MAX and MIN
         all others      as they are
     ProcessGroup        PyTorch's own, finds the backend by the tensors' device
     gloo, NCCL
@@ -98,7 +99,7 @@ class WeftGroup(dist.ProcessGroup):
                 and _is_large(several[0])
             ):
                 return self._sum(several[0])
-        return self._below.allreduce(tensors, *args, **kwargs)
+        return self._run("allreduce", tensors, *args, **kwargs)
 
     def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Reduce each tensor to one rank; returns a work."""
@@ -106,7 +107,23 @@ class WeftGroup(dist.ProcessGroup):
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         if _keeps_no_nan(several, options):
             return self._extremes("reduce", several, options)
-        return self._below.reduce(tensors, *args, **kwargs)
+        return self._run("reduce", tensors, *args, **kwargs)
+
+    def _run(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """One of gloo's or NCCL's collectives. Averages of integers, which gloo has not, are cut to integers as NCCL
+        does it."""
+        options = next((each for each in (*args, *kwargs.values()) if hasattr(each, "reduceOp")), None)
+        results = [args[0]] if isinstance(args[0], Tensor) else args[0]
+        if options is None or options.reduceOp != dist.ReduceOp.AVG or not all(map(_is_integers, results)):
+            return getattr(self._below, name)(*args, **kwargs)
+        options.reduceOp = dist.ReduceOp.SUM
+        work = getattr(self._below, name)(*args, **kwargs)
+
+        def divide() -> None:
+            for tensor in results:
+                tensor.div_(self.size(), rounding_mode="trunc")
+
+        return self._then(work, results, divide)
 
     def _extremes(self, name: str, tensors: list[Tensor], options: Any) -> Any:
         """Largest or smallest numbers, and NaN where a rank has it."""
@@ -119,11 +136,15 @@ class WeftGroup(dist.ProcessGroup):
                 for value, reduced in zip(values, marked, strict=True):
                     value.copy_(nan_where_marked(reduced))
 
-        if not gives_works:
-            work.wait()
-            write()
-            return work
-        return self._later(work, tensors, write)
+        return self._then(work, tensors, write)
+
+    def _then(self, work: Work, tensors: list[Tensor], then: Callable[[], None]) -> Any:
+        """The work of a collective, and what is done with its result."""
+        if gives_works:
+            return self._later(work, tensors, then)
+        work.wait()
+        then()
+        return work
 
     def _later(self, work: Work, tensors: list[Tensor], then: Callable[[], None] = lambda: None) -> Any:
         """A work that is done when this one is, and what comes ``then``."""
@@ -156,6 +177,14 @@ def _is_large(tensor: Tensor) -> bool:
     return large and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
+def _is_integers(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.device.type == "cpu"
+        and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    )
+
+
 def _keeps_no_nan(tensors: list[Tensor], options: Any) -> bool:
     """True if gloo would compare numbers, of which NaN is no larger and no smaller than others."""
     op = getattr(options, "reduceOp", None)
@@ -178,7 +207,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
     def method(self: WeftGroup, *args: Any, **kwargs: Any) -> Any:
         if name in _FLAT and all(isinstance(t, Tensor) and t.is_contiguous() for t in args[:2]):
             args = (*(t.view(-1) for t in args[:2]), *args[2:])
-        return getattr(self._below, name)(*args, **kwargs)
+        return self._run(name, *args, **kwargs) if args else getattr(self._below, name)(**kwargs)
 
     method.__name__ = name
     return method

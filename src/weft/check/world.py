@@ -1,0 +1,89 @@
+"""Where a script divides by the number of ranks, and gets 0 in a job that is smaller than it assumes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from weft.check.finding import Finding, Grade
+from weft.check.script import Given, Script, parse_script
+from weft.check.syntax import last_name
+from weft.check.training import Training
+from weft.errors import WeftError
+
+ASKED = ("world_size", "WORLD_SIZE", "get_world_size", "num_replicas", "world")
+"""Names of the number of ranks."""
+MODULES = ("weft", "smdistributed", "horovod", "torch.distributed")
+"""Modules whose `size()` is the number of ranks."""
+
+
+def fewer_ranks_than_assumed(script: Script, training: Training) -> Iterator[Finding]:
+    """`world_size // 8` is 0 in a job of fewer than 8 ranks."""
+    ranks = script.given.ranks
+    for node in script.nodes:
+        divisor = _divisor(script, node)
+        if divisor is None or not isinstance(node, ast.BinOp) or (ranks is not None and ranks >= divisor):
+            continue
+        job = (
+            f"a job of {ranks} rank{'' if ranks == 1 else 's'}"
+            if ranks
+            else f"a job of fewer than {divisor} ranks"
+        )
+        yield Finding(
+            "fewer_ranks_than_assumed",
+            Grade.HINT if ranks is None else Grade.WRONG,
+            node.lineno,
+            f"{ast.unparse(node)} is 0 in {job}",
+            f"max(1, {ast.unparse(node)})  # or start {divisor} ranks",
+        )
+
+
+def explained(text: str, ranks: int) -> Iterator[tuple[int, str]]:
+    """Lines of a script whose division gives 0 in a job of so many ranks, with a sentence each.
+
+    For a script that failed since something was 0: so divisions *by* the number of ranks are told, too.
+
+    >>> [*explained("batch //= world_size // 8", 2)]
+    [(1, 'world_size // 8 is 0 in a job of 2 ranks: write max(1, world_size // 8), or start 8 ranks')]
+    """
+    try:
+        script = parse_script(text, given=Given(ranks=ranks))
+    except WeftError:
+        return
+    for finding in fewer_ranks_than_assumed(script, Training(script)):
+        yield finding.line, f"{finding.reason}: write {finding.write.replace('  #', ',')}"
+    for node in script.nodes:
+        if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.FloorDiv):
+            continue
+        if _is_number(script, node.right if isinstance(node, ast.BinOp) else node.value):
+            shown = ast.unparse(node)
+            yield node.lineno, f"{shown} gives 0 for what is below {ranks}: divide more, or start fewer ranks"
+
+
+def _divisor(script: Script, node: ast.AST) -> int | None:
+    """The number that divides the number of ranks here."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_number(script, node.left):
+        divisor = script.whole(node.right)
+        return divisor if divisor is not None and divisor > 1 else None
+    return None
+
+
+def _is_number(script: Script, node: ast.expr) -> bool:
+    """An expression is the number of ranks: by its name, or by what is asked for it."""
+    names: Sequence[ast.AST] = [node, *([node.func] if isinstance(node, ast.Call) else [])]
+    if any(last_name(each) in ASKED for each in names):
+        return True
+    found = script.value(node)
+    if isinstance(found, ast.Call):
+        if last_name(found.func) in ("get_world_size", *(["int"] if _reads_size(found) else [])):
+            return True
+        return last_name(found.func) == "size" and script.name(found.func).startswith(MODULES)
+    return False
+
+
+def _reads_size(call: ast.Call) -> bool:
+    """`int(os.environ["WORLD_SIZE"])`."""
+    return any(
+        isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.endswith("WORLD_SIZE")
+        for each in ast.walk(call)
+    )
