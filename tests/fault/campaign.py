@@ -153,6 +153,7 @@ def strike(one: Run) -> Struck:
             if done is not None:
                 output = job.process.communicate()
                 found.said = output[1]
+            found.late = found.late or _all_others_ended(one, folder)
             problem = _problem(one, found, left, done is None)
         problem = problem or _leavings(folder, temporary)
         if problem:
@@ -212,8 +213,15 @@ def _left(job: Running, folder: Path, deadline: float) -> list[str]:
         time.sleep(0.005)
 
 
+def _all_others_ended(one: Run, folder: Path) -> bool:
+    """A rank was stopped after all had left `weft.shutdown`: under other launchers nobody watches it then."""
+    others = [folder / f"rank-{rank}" for rank in range(MESHES[one.mesh][0]) if rank != one.rank]
+    ended = all(path.exists() and path.read_text().endswith("end\n") for path in others)
+    return one.signal == "SIGSTOP" and one.launcher != "weft" and ended
+
+
 def _problem(one: Run, found: Struck, left: list[str], running: bool) -> str:
-    if running or left:
+    if (running or left) and not (found.late and one.signal == "SIGSTOP"):
         return f"left behind: {', '.join([*left, *(['the launcher'] if running else [])])}"
     if found.late or found.code == 0:  # a signal may come when a rank has done all that it had to
         return ""

@@ -3,7 +3,8 @@
 A training step goes through all of its memory again and again, weights, gradients and activations. In pages of 4 KiB
 that is more than the processor's table of pages holds. Each piece of 2 MiB that is in use anyway, nearly in full, is
 made one page (``madvise(MADV_COLLAPSE)``, Linux 6.1), so the process takes no more memory than before. What a step has
-freed is kept for the next one (``weft.runtime.allocator``), so a look before steps 1, 2, 4, 8 and so on finds it.
+freed is kept for the next one (``weft.runtime.allocator``), so it stays joined. Joining takes time itself, on some
+machines 30 ms a piece, so it gets a small share of the training's.
 
 Where the system forbids huge pages (``never`` in ``/sys/kernel/mm/transparent_hugepage/enabled``), on an older kernel
 and elsewhere than on Linux nothing is done.
@@ -21,8 +22,10 @@ SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 MAPPINGS = Path("/proc/self/maps")
 USED = 0.9
 """The share of a piece that must be in use, so that filling it up costs little."""
-LIMIT_S = 0.25
-"""How long a look may take; the next step goes on where it stopped."""
+SHARE = 0.02
+"""Of the time between looks that a look may take: about what a step gains by its memory's being joined."""
+LEAST_S, LIMIT_S = 0.05, 0.25
+"""Shorter and longer looks are not worth it. The next one goes on where a look stopped."""
 _MADV_COLLAPSE = 25
 
 
@@ -31,18 +34,17 @@ class HugePages:
 
     def __init__(self) -> None:
         self.page = huge_page()
-        self._steps = 0
-        self._next = 1
+        self._since: float | None = None
         self._reached = 0
 
     def look(self) -> None:
-        """Join what has come into use, in steps in which that is worth the time."""
-        self._steps += 1
-        if not self.page or self._steps < self._next:
-            return
-        self._reached = join(self.page, self._reached, time.monotonic() + LIMIT_S)
-        if not self._reached:
-            self._next = 2 * self._steps
+        """Join what has come into use, as long as the time since the last look allows. The first one has none."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        time_s = SHARE * (now - self._since)
+        if self.page and time_s >= LEAST_S:
+            self._reached = join(self.page, self._reached, now + min(time_s, LIMIT_S))
+            self._since = time.monotonic()
 
 
 def huge_page() -> int:

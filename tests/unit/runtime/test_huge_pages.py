@@ -106,28 +106,39 @@ def test_full_pieces_become_one_page_each_and_keep_their_contents(memory: tuple[
 def test_a_look_that_ran_out_of_time_is_gone_on_with(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huge_pages, "used_pieces", lambda page, start: iter(range(start, 5)))
     assert join(PAGE, 2, time.monotonic() - 1) == 2
-    looks: list[int] = []
+    assert [start for _, start, _ in looks_of(monkeypatch, [10.0, 10.0, 10.0], {0: 7, 7: 9, 9: 0})] == [
+        0,
+        7,
+        9,
+    ]
 
-    def half(page: int, start: int, deadline_s: float) -> int:
-        looks.append(start)
-        return {0: 7, 7: 9, 9: 0}[start]
+
+def test_a_look_takes_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch):
+    short = looks_of(monkeypatch, [0.01] * 1010)
+    assert [at for at, _, _ in short] == pytest.approx([2.5, 5.0, 7.5, 10.0], abs=0.05)
+    assert [time_s for _, _, time_s in short] == pytest.approx([0.05] * 4, abs=0.001)
+    long = looks_of(monkeypatch, [5.0, 5.0, 600.0])
+    assert [time_s for _, _, time_s in long] == pytest.approx([0.1, 0.1, 0.25])
+
+
+def looks_of(
+    monkeypatch: pytest.MonkeyPatch, steps: list[float], reached: dict[int, int] | None = None
+) -> list[tuple[float, int, float]]:
+    """When each look began after the first step's start, at which address, and its time, on a clock of these steps."""
+    now, looks = [0.0], []
+
+    def joined(page: int, start: int, deadline_s: float) -> int:
+        looks.append((now[0], start, deadline_s - now[0]))
+        return (reached or {}).get(start, 0)
 
     monkeypatch.setattr(huge_pages, "huge_page", lambda: PAGE)
-    monkeypatch.setattr(huge_pages, "join", half)
+    monkeypatch.setattr(huge_pages, "join", joined)
+    monkeypatch.setattr(huge_pages.time, "monotonic", lambda: now[0])
     pages = HugePages()
-    for _ in range(3):
+    for step_s in [*steps, 0.0]:
         pages.look()
-    assert looks == [0, 7, 9]
-
-
-def test_looks_get_rare(monkeypatch: pytest.MonkeyPatch):
-    at: list[int] = []
-    monkeypatch.setattr(huge_pages, "huge_page", lambda: PAGE)
-    pages = HugePages()
-    for step in range(1, 40):
-        monkeypatch.setattr(huge_pages, "join", lambda *_, step=step: at.append(step) or 0)
-        pages.look()
-    assert at == [1, 2, 4, 8, 16, 32]
+        now[0] += step_s
+    return looks
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.runtime.huge_pages import HugePages
 from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.calls.own_hooks import Hooks
 from weft.torch.execution.thread_settings import rehearse
@@ -80,8 +79,6 @@ def trace(
                         tracer, run, streams, compiled
                     )
                     kinds = kinds_of(tracer.everything)
-                    if device.type == "cpu":
-                        HugePages().look()  # steps have huge pages, too, and the times are for steps
                 else:
                     start = tracer.now()
                     run()
