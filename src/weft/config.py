@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole, WholeOrWord
 from weft.errors import ConfigError, FormatError, UsageError
 from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
-from weft.schedule.table import KINDS
+from weft.schedule.table import FIELD_NAMES, KINDS, named
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
@@ -36,7 +36,17 @@ def _setting(default: object, check: Check, meaning: str, derived: str | None = 
 
 
 PIPELINES = tuple(KINDS)
-"""The schedules that a job may ask for by name."""
+"""The schedules that a job may ask for, by their names here."""
+
+
+class Schedule(Choice):
+    """The name of a schedule: weft's, or the field's."""
+
+    def __init__(self) -> None:
+        super().__init__((*FIELD_NAMES, *KINDS))
+
+    def accepts(self, value: object) -> bool:
+        return isinstance(value, str) and named(value) in KINDS
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Settings:
         "into how many microbatches a mini-batch is cut; auto (with PyTorch): as the first step is measured to be the "
         "quickest",
     )
-    pipeline: str = _setting("interleaved", Choice(PIPELINES), "the schedule, see docs/schedules.md")
+    pipeline: str = _setting("1f1b", Schedule(), "the schedule, see docs/schedules.md")
     executor: Literal["graph", "eager"] = _setting(
         "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
     )
@@ -283,6 +293,21 @@ def resolve(
     return Settings(**values)
 
 
+def with_named(argument: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What `init` was given, as a dict and by name: `init({"partitions": 2}, microbatches=4)`.
+
+    Raises:
+        ConfigError: A setting is given twice, with two values.
+    """
+    if not named or not (argument is None or isinstance(argument, Mapping)):
+        return argument
+    twice = [
+        name for name, value in named.items() if name in (argument or {}) and (argument or {})[name] != value
+    ]
+    _raise([f"{name} is given to init twice, with two values: leave one of them out" for name in twice])
+    return {**(argument or {}), **named}
+
+
 def written(environ: Mapping[str, str]) -> set[str]:
     """The names of the settings that the launch gives, by `WEFT_CONFIG` or `WEFT_SET`, right or wrong.
 
@@ -406,7 +431,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
         if KINDS[complete["pipeline"]].timed:
             faults.append(
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
-                'write "pipeline": "interleaved", say, or leave deterministic out'
+                'write "pipeline": "1f1b", say, or leave deterministic out'
             )
     if complete["sequence_parallel"] and complete["tensor_parallel_degree"] == 1:
         faults.append(
@@ -478,6 +503,7 @@ def _meant(text: str, check: Check) -> object:
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by name: defaults filled in, open values derived, numbers of the declared type."""
     result = {setting.name: values.get(setting.name, setting.default) for setting in fields(Settings)}
+    result["pipeline"] = named(result["pipeline"])
     if result["memory_weight"] is not None and result["optimize"] == "auto":
         result["optimize"] = "memory" if result["memory_weight"] >= 0.5 else "speed"
     if result["memory_weight"] is None:

@@ -33,6 +33,41 @@ def test_right_programs_pass(ranks: int, partitions: int):
     assert done.stdout.count("passed") == ranks
 
 
+OPENING = """
+import torch
+from torch import nn
+import weft.torch as weft
+
+weft.init({"microbatches": 2}, partitions=2)
+torch.manual_seed(0)
+model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+
+@weft.step
+def step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(2):
+    step(model, torch.randn(8, 4))
+"""
+
+
+def test_the_first_rank_says_what_was_split_and_proved():
+    def lines(*options: str) -> list[str]:
+        done = run_ranks(2, OPENING, options=options, timeout=120, warm=True).check()
+        return [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
+
+    (line,) = lines("--pipeline", "GPipe", "--microbatches", "4")
+    assert re.fullmatch(
+        r"weft: 2 partitions of \d and \d units \(\d+ % / \d+ % of the time\), GPipe, 4 microbatches; "
+        r"step 1 equals one process \(\d+\.\d\d s\)",
+        line,
+    )
+    assert lines("--partitions=1") == ["weft: 2 data-parallel replicas, 2 microbatches"]
+    assert lines("--quiet") == []
+
+
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_programs_end_the_job_before_a_weight_changes(kind: str):
     done = run_ranks(2, JOB, [kind], env=PATHS, timeout=300, warm=True).check()

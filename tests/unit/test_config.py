@@ -3,7 +3,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from weft.config import Settings, describe, parse_assignments, resolve
+from weft.config import Settings, describe, parse_assignments, resolve, with_named
 from weft.errors import ConfigError, UsageError
 
 
@@ -160,8 +160,8 @@ def test_digest_tells_settings_apart():
             r'microbatches is "auto", which follows measured times.*leave deterministic out',
         ),
         (
-            {"pipeline": "Simple"},
-            r'it must be one of "interleaved", "simple", .*: write "pipeline": "simple"',
+            {"pipeline": "Simpel"},
+            r'it must be one of "1f1b", "gpipe", .*: write "pipeline": "simple"',
         ),
         ({"optimize": "size"}, r'it must be one of "auto", "memory", "speed": write "optimize": "auto"'),
         ({"memory_weight": 1.5}, r"a number from 0 to 1: leave it out for what optimize and pipeline say"),
@@ -329,3 +329,10 @@ def test_every_setting_is_described():
         "float",
         "what optimize and pipeline say",
     )
+
+
+def test_settings_are_arguments_of_init_as_well():
+    assert with_named({"partitions": 2}, {"microbatches": 4}) == {"partitions": 2, "microbatches": 4}
+    assert with_named(None, {"partitions": 2}) == {"partitions": 2} and with_named([], {}) == []
+    with pytest.raises(ConfigError, match="partitions is given to init twice, with two values"):
+        with_named({"partitions": 2}, {"partitions": 4})

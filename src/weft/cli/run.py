@@ -60,6 +60,8 @@ examples:
 Attend = Callable[[Page], None]
 OWN = ("local", "ssh")
 """The engines that are weft's own launcher."""
+_FOLDERS = ("record", "log_dir", "tensorboard")
+"""Settings that are folders, which the command line has options for."""
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
 
 
@@ -86,6 +88,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
 
 
+class _Setting(argparse.Action):
+    """`--microbatches 4` is `--set microbatches=4`."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        namespace.set = [*namespace.set, f"{self.const}={value}"]
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     """How many ranks there are, and what they are told."""
     parser.add_argument(
@@ -94,8 +105,14 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting; wins over all others"
-    )
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="one setting; wins over all others. Each is an option, too: --microbatches 4",
+    )  # fmt: skip
+    for setting in (row.name for row in config.describe() if row.name not in _FOLDERS):
+        parser.add_argument(
+            *dict.fromkeys((f"--{setting.replace('_', '-')}", f"--{setting}")),
+            dest="set", action=_Setting, const=setting, help=argparse.SUPPRESS,
+        )  # fmt: skip
     for name, meaning in (("heartbeat", "a rank counts as frozen"), ("wait", "a waiting job is ended")):
         parser.add_argument(
             f"--timeout-{name}", type=float, metavar="SECONDS", help=f"after how many seconds {meaning}"
@@ -358,7 +375,7 @@ def _settings(options: argparse.Namespace, told: distribution.Distribution) -> d
     ):
         if value is not None:
             values[name] = value
-    for name in ("record", "log_dir", "tensorboard"):
+    for name in _FOLDERS:
         if getattr(options, name) is not None:
             values[name] = _folder(options, name)
     if options.report is not None:

@@ -63,6 +63,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--schedule",
+        type=schedule.named,
         choices=("auto", *schedule.NAMES),
         default="auto",
         help="auto tries all and takes the fastest that fits (default: auto)",

@@ -14,6 +14,7 @@ from weft.cli import run
 from weft.config import PIPELINES, Settings
 from weft.errors import ConfigError, LaunchError, ScheduleError, UsageError
 from weft.report.text import table
+from weft.schedule import named
 
 _EXAMPLES = """\
 examples:
@@ -55,7 +56,7 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     if options.engine not in (None, "local") or options.dry_run:
         raise LaunchError("weft verify starts its jobs on this machine: leave out --engine and --dry-run")
-    names = options.schedules.split(",") if options.schedules else list(PIPELINES)
+    names = [named(name) for name in options.schedules.split(",")] if options.schedules else list(PIPELINES)
     unknown = [name for name in names if name not in PIPELINES]
     if unknown:
         raise ConfigError(f"--schedules names {', '.join(unknown)}: the schedules are {', '.join(PIPELINES)}")

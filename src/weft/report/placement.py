@@ -196,3 +196,55 @@ def _time_ms(unit: PlacementRow) -> float:
 
 
 __all__: Sequence[str] = ["ModelPlacement", "PartitionReport", "Share", "bar"]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the line says.
+
+    Attributes:
+        models: The name of each split model, and where its units lie.
+        schedule: What the field calls it.
+        microbatches: Into how many a mini-batch is cut.
+        replicas: How many copies of the model train.
+        ways: What else ranks share, in words: "tensor parallel over 2 ranks".
+        proof: What the first step has proved of the split, in words; empty where nothing is split.
+    """
+
+    models: Sequence[tuple[str, ModelPlacement]] = ()
+    schedule: str = ""
+    microbatches: int = 1
+    replicas: int = 1
+    ways: Sequence[str] = ()
+    proof: str = ""
+
+    def text(self) -> str:
+        """The line.
+
+        >>> Opening(replicas=2, microbatches=4).text()
+        '2 data-parallel replicas, 4 microbatches'
+        """
+        split = [(name, placement) for name, placement in self.models if placement.partitions > 1]
+        parts = [_split(placement) for _, placement in split]
+        if len(parts) > 1:
+            parts = [f"{visible(name)}: {part}" for (name, _), part in zip(split, parts, strict=True)]
+        parts = ["; ".join(parts)] if parts else []
+        parts += [self.schedule] if parts else []
+        if self.replicas > 1:
+            parts.append(f"{self.replicas} data-parallel replicas")
+        parts += self.ways
+        parts.append(f"{self.microbatches} microbatch{'' if self.microbatches == 1 else 'es'}")
+        return ", ".join(parts) + (f"; {self.proof}" if self.proof else "")
+
+
+def _split(placement: ModelPlacement) -> str:
+    shares = placement.shares
+    units = _listed([str(share.units) for share in shares])
+    times = " / ".join(f"{share.time_share:.0%}".replace("%", " %") for share in shares)
+    measured = f" ({times} of the time)" if any(share.time_ms for share in shares) else ""
+    return f"{placement.partitions} partitions of {units} units{measured}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """`4, 4 and 5`."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)

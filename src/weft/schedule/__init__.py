@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from weft.errors import ScheduleError
 from weft.schedule.action import Action, in_flight
 from weft.schedule.file import from_csv, to_csv
+from weft.schedule.generators.dualpipev import dualpipev
 from weft.schedule.generators.greedy import ListCost, greedy
 from weft.schedule.generators.interleaved import interleaved
 from weft.schedule.generators.looped import looped
@@ -17,7 +18,7 @@ from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
 from weft.schedule.generators.zb_v import zb_v
 from weft.schedule.schedule import Schedule
-from weft.schedule.table import CHUNKS, KINDS, NAMES
+from weft.schedule.table import CHUNKS, FIELD_NAMES, KINDS, NAMES, named
 
 __all__ = [
     "CHUNKS",
@@ -25,6 +26,7 @@ __all__ = [
     "Action",
     "Schedule",
     "ListCost",
+    "dualpipev",
     "from_csv",
     "greedy",
     "in_flight",
@@ -32,6 +34,7 @@ __all__ = [
     "looped",
     "looped_bfs",
     "make",
+    "named",
     "simple",
     "to_csv",
     "v_half",
@@ -55,7 +58,7 @@ def make(
     """The schedule called `name`.
 
     Args:
-        name: One of `NAMES`.
+        name: One of `NAMES`, or the field's (`FIELD_NAMES`).
         ranks: How many ranks there are.
         microbatches: How many microbatches make the step.
         active: How many microbatches a rank may hold at once. `interleaved` and `zb_h1` keep to it; what
@@ -72,6 +75,7 @@ def make(
     >>> print(*make("looped", ranks=2, microbatches=2, chunks=2).ranks[0])
     0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     """
+    name = named(name)
     counts = {"ranks": ranks, "microbatches": microbatches, "active": active, "chunks": chunks}
     faults = [
         f"{what} is {number}, it must be at least 1"
@@ -79,7 +83,7 @@ def make(
         if number is not None and number < 1
     ]
     if name not in NAMES:
-        faults.insert(0, f'there is no schedule "{name}", write one of {", ".join(NAMES)}')
+        faults.insert(0, f'there is no schedule "{name}", write one of {", ".join((*NAMES, *FIELD_NAMES))}')
     faults += _misplaced(name, chunks, {"costs": costs, "memory_bytes": memory_bytes, "text": text})
     if faults:
         raise ScheduleError("; ".join(faults))

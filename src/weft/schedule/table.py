@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from weft.schedule.generators.dualpipev import dualpipev
 from weft.schedule.generators.interleaved import interleaved
 from weft.schedule.generators.looped import looped
 from weft.schedule.generators.looped_bfs import looped_bfs
@@ -24,6 +25,7 @@ class Kind:
     """What the name of a schedule decides.
 
     Attributes:
+        title: What the field calls it, as log lines and tables show it.
         generate: Its actions from (ranks, microbatches, active, chunks); None where more than these numbers is needed.
         chunks: How many stages a rank has: least, most; None where the stages are those of its input.
         limited: Whether a rank keeps to a limit on its microbatches in flight.
@@ -33,6 +35,7 @@ class Kind:
         timed: Whether the schedule follows from measured times, and so from chance.
     """
 
+    title: str
     generate: Callable[[int, int, int | None, int | None], Schedule] | None = None
     chunks: tuple[int, int | None] | None = None
     limited: bool = False
@@ -48,22 +51,43 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "interleaved": Kind(lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True),
-    "simple": Kind(lambda p, m, *_: simple(p, m), (1, 1)),
-    "looped": Kind(lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)),
-    "looped_bfs": Kind(lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
-    "zb_h1": Kind(lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
-    "zb_v": Kind(lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
-    "v_half": Kind(lambda p, m, *_: v_half(p, m), (2, 2), splits=True),
-    "v_min": Kind(lambda p, m, *_: v_min(p, m), (2, 2), splits=True),
-    "list": Kind(measured=True, timed=True),
-    "file": Kind(measured=True),
-    "auto": Kind(early=True, measured=True, timed=True),
+    "interleaved": Kind(
+        "1F1B", lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True
+    ),
+    "simple": Kind("GPipe", lambda p, m, *_: simple(p, m), (1, 1)),
+    "looped": Kind("interleaved 1F1B", lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)),
+    "looped_bfs": Kind("looped BFS", lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
+    "zb_h1": Kind("ZB-H1", lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
+    "zb_v": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
+    "dualpipev": Kind("DualPipeV", lambda p, m, *_: dualpipev(p, m), (2, 2), splits=True),
+    "v_half": Kind("V-Half", lambda p, m, *_: v_half(p, m), (2, 2), splits=True),
+    "v_min": Kind("V-Min", lambda p, m, *_: v_min(p, m), (2, 2), splits=True),
+    "list": Kind("list scheduling", measured=True, timed=True),
+    "file": Kind("schedule of a file", measured=True),
+    "auto": Kind("best schedule", early=True, measured=True, timed=True),
 }
 """All that a job may ask for; `auto` is no schedule of its own, but the best of the others."""
 
 NAMES = tuple(name for name in KINDS if name != "auto")
 """All schedules."""
+
+FIELD_NAMES: Mapping[str, str] = {
+    "1f1b": "interleaved", "gpipe": "simple", "interleaved_1f1b": "looped", "zbv": "zb_v", "zbv_zero_bubble": "zb_v",
+}  # fmt: skip
+"""What the field calls schedules whose names here are those of SageMaker's library, or older than the field's."""
+_BARE = {"".join(name.split("_")): name for name in KINDS} | {
+    "".join(name.split("_")): ours for name, ours in FIELD_NAMES.items()
+}
+
+
+def named(text: str) -> str:
+    """The name here of a schedule by any of its names, in any case, with or without "_"; other texts as they are.
+
+    >>> named("1F1B"), named("Interleaved1F1B"), named("GPipe"), named("zb-v"), named("interleaved"), named("other")
+    ('interleaved', 'looped', 'simple', 'zb_v', 'interleaved', 'other')
+    """
+    return _BARE.get(text.lower().replace("_", "").replace("-", ""), text)
+
 
 CHUNKS: Mapping[str, tuple[int, int | None]] = {
     name: kind.chunks for name, kind in KINDS.items() if kind.chunks is not None

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from weft.errors import UsageError
 from weft.foreign import shown, shown_path
+from weft.report.placement import Opening
+from weft.schedule.table import KINDS
 from weft.session import current
 from weft.session.recording import record_outermost
 from weft.session.session import Session
@@ -22,6 +24,33 @@ from weft.watch.values import ValueFile
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("weft")
+
+
+def opening(session: Session) -> None:
+    """After the first step: the first rank says what was split, how, and what the step has proved."""
+    if session.opened:
+        return
+    session.opened = True
+    if session.rank != 0 or session.place.world_size == 1 or os.environ.get(VARIABLE) == "off":
+        return
+    settings = session.settings
+    schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name
+    ways = [
+        f"{name} parallel over {degree} ranks"
+        for name, degree in (
+            ("tensor", settings.tensor_parallel_degree), ("context", settings.context_parallel_degree),
+        )
+        if degree > 1
+    ]  # fmt: skip
+    told = Opening(
+        session.placements,
+        KINDS[schedule].title,
+        session.settings.microbatch_count,
+        session.mesh.rdp,
+        ways,
+        session.proof,
+    )
+    print(f"weft: {told.text()}", file=sys.stderr, flush=True)
 
 
 def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = None) -> Iterable[_Item]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import torch
 
 import weft
-from weft.config import Settings, resolve
+from weft.config import Settings, resolve, with_named
 from weft.errors import ConfigError, UsageError
 from weft.foreign import MOST_RANKS, whole
 from weft.launch import rendezvous
@@ -42,18 +42,19 @@ from weft.watch.monitor import Limits
 from weft.watch.progress import open_progress
 
 
-def init(config: Mapping[str, Any] | None = None) -> None:
+def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
     """Join the job. Every rank calls this first, with the same settings, before TensorFlow computes anything.
 
-    ``config``: settings by name, see ``docs/settings.md``; those of the launch (``WEFT_CONFIG``, ``weft run
-    --config`` and ``--set``) win over it. Calling it again replaces the settings (not ``partitions``).
+    ``config``: settings by name, see ``docs/settings.md``; they may be arguments as well, ``init(partitions=2)``. Those
+    of the launch (``WEFT_CONFIG``, ``weft run --config`` and ``--set``) win over both.
+    Calling it again replaces the settings (not ``partitions``).
 
     Raises :class:`ConfigError` for settings that are wrong, on every rank, :class:`DivergenceError` on every rank
     when they were started with different ones, and :class:`UsageError` where TensorFlow works already and has too few
     threads; nothing has been changed then.
     """
     place = rendezvous.locate(discover(os.environ))
-    settings = resolve(config, os.environ, place.world_size)
+    settings = resolve(with_named(config, named), os.environ, place.world_size)
     _check(settings)
     if current.is_initialized():
         _change(session(), settings)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import weft
-from weft.config import TP_DEGREES, Settings, resolve
+from weft.config import TP_DEGREES, Settings, resolve, with_named
 from weft.errors import ConfigError
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
@@ -49,16 +49,17 @@ from weft.watch.monitor import Limits
 from weft.watch.progress import open_progress
 
 
-def init(config: Mapping[str, Any] | None = None) -> None:
+def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
     """Join the job. Every rank calls this first, with the same settings.
 
-    ``config``: settings by name, see ``docs/settings.md``; those of the launch (``WEFT_CONFIG``, ``weft run
-    --config`` and ``--set``) win over it. Calling it again replaces the settings (not ``partitions``).
+    ``config``: settings by name, see ``docs/settings.md``; they may be arguments as well, ``init(partitions=2)``. Those
+    of the launch (``WEFT_CONFIG``, ``weft run --config`` and ``--set``) win over both.
+    Calling it again replaces the settings (not ``partitions``).
 
     Raises :class:`ConfigError` for settings that are wrong, on every rank, and :class:`DivergenceError` on
     every rank when they were started with different ones; nothing has been changed then.
     """
-    enter(config)
+    enter(with_named(config, named))
 
 
 def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:

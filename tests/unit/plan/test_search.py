@@ -286,7 +286,7 @@ def test_costs_without_halves_are_for_whole_backward_passes():
         return Placed(tuple(StageCost(1.0, 2.0) for _ in layout))
 
     for one in search(2, 4, place, FREE):
-        splits = one.option.splits or one.option.schedule in ("zb_h1", "zb_v", "v_half", "v_min")
+        splits = one.option.splits or one.option.schedule in ("zb_h1", "zb_v", "v_half", "v_min", "dualpipev")
         assert bool(one.fault) == splits
         assert one.fault in ("", "what I and W take by themselves is not known")
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from weft.report.placement import ModelPlacement, PartitionReport
+from weft.report.placement import ModelPlacement, Opening, PartitionReport
 from weft.report.text import PlacementRow
 
 
@@ -66,3 +66,17 @@ def test_a_report_is_text_values_and_a_page():
     assert first["partitions"][1]["time_ms"] == 37.0 and first["units"][0]["unit"] == "a"
     assert first["warnings"] == report.warnings and len(report.warnings) == 1
     assert "<b>" not in report._repr_html_() and "slow &lt;b&gt;" in report._repr_html_()
+
+
+def test_the_line_at_the_start_names_what_was_split_and_proved():
+    two = placement(*EVEN)
+    split = "2 partitions of 1 and 1 units (52 % / 48 % of the time)"
+    proof = "step 1 equals one process (0.48 s)"
+    assert Opening([("Net", two)], "1F1B", 4, proof=proof).text() == f"{split}, 1F1B, 4 microbatches; {proof}"
+    several = Opening([("G", two), ("D\x1b", two)], "ZBV", 4, replicas=2).text()
+    assert several == f"G: {split}; D\\x1b: {split}, ZBV, 2 data-parallel replicas, 4 microbatches"
+    whole = ModelPlacement(two.units, 1)
+    ways = ["tensor parallel over 2 ranks"]
+    assert (
+        Opening([("Net", whole)], "1F1B", 1, ways=ways).text() == "tensor parallel over 2 ranks, 1 microbatch"
+    )

@@ -27,6 +27,7 @@ def holds(name: str, ranks: int, microbatches: int, chunks: int, active: int | N
         "looped": (chunks - 1) * len(group(microbatches, ranks)[0]) + 2 * (ranks - 1) + 1,
         "looped_bfs": chunks * microbatches,
         "zb_v": 2 * ranks,
+        "dualpipev": 2 * ranks + 1,
         "v_half": ranks + 1 + (ranks % 2 == 0),
         "v_min": (2 * ranks + 8) // 3,
     }

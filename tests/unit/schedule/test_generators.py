@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections import deque
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.schedule.cases import Case, any_case, numbered
 from tests.unit.schedule.clock import by_kind, run
+from weft.config import Settings, resolve
 from weft.errors import ScheduleError
 from weft.schedule import CHUNKS, ListCost, Schedule, in_flight, make
 from weft.schedule.generators.looped import group
@@ -41,6 +43,7 @@ TABLES = {
     "looped_bfs": (2, 3),
     "zb_h1": (3, 4),
     "zb_v": (2, 3),
+    "dualpipev": (2, 4),
     "v_half": (2, 3),
     "v_min": (2, 3),
 }
@@ -50,6 +53,17 @@ TABLES = {
 def test_table_of_the_docstring(name: str):
     ranks, microbatches = TABLES[name]
     assert rows(make(name, ranks, microbatches)) == drawn(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["1F1B", "GPipe", "Interleaved1F1B", "zbv", "ZBVZeroBubble", "DualPipeV", "zb-h1"]
+)
+def test_the_names_of_the_field(name: str):
+    ours = {"1": "interleaved", "G": "simple", "I": "looped", "z": "zb_v", "Z": "zb_v", "D": "dualpipev"}
+    expected = "zb_h1" if name == "zb-h1" else ours[name[0]]
+    assert make(name, 2, 4).name == expected
+    assert Settings(pipeline=name).pipeline == expected
+    assert resolve({"partitions": 2}, {"WEFT_SET": json.dumps({"pipeline": name})}).pipeline == expected
 
 
 def test_interleaved_with_one_active_microbatch():
@@ -114,10 +128,11 @@ def missing(schedule: Schedule, action) -> set[tuple[int, str, int]]:
 def test_the_layout_is_as_promised(case: Case):
     schedule = case.schedule
     ranks, chunks = len(schedule.ranks), schedule.stages // len(schedule.ranks)
-    is_vee = schedule.name in ("zb_v", "v_half", "v_min")
+    is_vee = schedule.name in ("zb_v", "v_half", "v_min", "dualpipev")
     assert schedule.rank_of_stage == (vee(ranks) if is_vee else loop(ranks, chunks))
     split = schedule.name in ("zb_v", "v_half", "v_min", "zb_h1")
-    assert {action.kind for row in schedule.ranks for action in row} == set("FIW" if split else "FB")
+    kinds = {action.kind for row in schedule.ranks for action in row}
+    assert kinds == set("FIW" if split else "FB") or (schedule.name == "dualpipev" and kinds <= set("FBIW"))
 
 
 @given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 9))
@@ -138,6 +153,7 @@ def test_the_bounds_on_memory_are_reached(ranks: int, rounds: int, chunks: int):
     }
     assert peaks["zb_h1"] == peaks["interleaved"] == ranks
     assert peaks["zb_v"] == 2 * ranks
+    assert peaks["dualpipev"] == 2 * ranks + (microbatches > 1)
     assert peaks["v_half"] == ranks + 1 + (ranks % 2 == 0)
     assert peaks["v_min"] >= (2 * ranks + 4) / 3
     if rounds > 1:
@@ -169,6 +185,8 @@ def test_bubbles_are_those_of_the_papers(p: int, m: int, v: int):
         assert max(run(make("zb_h1", p, m), UNIT).own_bubble) == (p - 1)
         assert max(run(make("zb_v", p, m), UNIT).own_bubble) == 0
         assert bubble("v_half", 2) <= 3 * (p - 1)
+    if m >= 2 * p:
+        assert max(run(make("dualpipev", p, m), UNIT).own_bubble) == p - 1
     if m >= 2 * p and p % 3:
         assert bubble("v_min", 2) <= 4 * (p - 1)
 
@@ -187,7 +205,11 @@ ONE = [ListCost(0, 1.0, 1.0)]
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        (("gpipe", 1, 1), {}, r'^there is no schedule "gpipe", write one of interleaved, simple, .*, file$'),
+        (
+            ("other", 1, 1),
+            {},
+            r'^there is no schedule "other", write one of interleaved, simple, .*, 1f1b, gpipe, .*$',
+        ),
         (("simple", 0, 1), {}, "^ranks is 0, it must be at least 1$"),
         (
             ("simple", 1, 0),

@@ -94,6 +94,23 @@ def test_zb_v(p: int, m: int):
     assert ours(make("zb_v", p, m)) == by_rank(bare("ScheduleZBVZeroBubble", p, m, 2), p)
 
 
+@pytest.mark.parametrize(("p", "m"), [shape for shape in SHAPES if shape[1] >= 2 * shape[0]])
+def test_dualpipev(p: int, m: int):
+    """The peer runs a forward and a backward of different chunks as one action; it takes no fewer microbatches."""
+    theirs = bare("ScheduleDualPipeV", p, m, 2)
+    theirs.pipeline_order = {rank: theirs._calculate_single_rank_operations(rank) for rank in range(p)}
+    rows = [
+        [
+            part
+            for each in theirs.pipeline_order[rank]
+            if each
+            for part in getattr(each, "sub_actions", None) or [each]
+        ]
+        for rank in range(p)
+    ]
+    assert ours(make("dualpipev", p, m)) == [computed(row) for row in rows]
+
+
 def reader(schedule: Schedule) -> object:
     """The peer's runtime, ready for `_load_csv`."""
     found = object.__new__(peer._PipelineScheduleRuntime)

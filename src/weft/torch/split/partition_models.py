@@ -95,7 +95,10 @@ def partition_models(
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
             placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
-            log.info("Partition assignments:\n%s", placement.tables())
+            named = type(model.module).__name__
+            if placement.units:
+                session.placements.append((named, placement))
+            log.info("Partition assignments of %s:\n%s", named, placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
             if plan.tensors is not None:

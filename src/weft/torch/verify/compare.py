@@ -72,7 +72,10 @@ def begin(
     settings = session.settings
     if settings.verify_report and session.steps < STEPS:
         models = session.compared = models or session.compared
-    if session.pipeline is None or settings.verify == "off" or not models:
+    if session.pipeline is None or not models:
+        return None
+    if settings.verify == "off":
+        session.proof = session.proof or "verify is off"
         return None
     started = time.perf_counter()
     proof, reason = Proof(session, models), session.unproved
@@ -87,7 +90,8 @@ def begin(
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
-            log.info("verify: step %d is not compared with one process: %s", session.steps + 1, reason)
+            session.proof = f"step {session.steps + 1} was not compared with one process: {reason}"
+            log.info("verify: %s", session.proof)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
@@ -299,6 +303,7 @@ class Proof:
                     "time, perhaps), so it is not compared", ", ".join(map(str, sorted(found.unsteady))),
                 )  # fmt: skip
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
+            self.session.proof = f"step {step} equals one process ({self.seconds:.2f} s)"
 
 
 def merge(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:
