@@ -25,8 +25,8 @@ from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
 from weft.tensorflow.split.units import Units, make_units
 from weft.tensorflow.trace.capture import Capture, capture
-from weft.tensorflow.trace.denominators import Reduction
 from weft.tensorflow.trace.operations import Value
+from weft.tensorflow.trace.returned import Returned
 
 log = logging.getLogger("weft")
 
@@ -46,7 +46,7 @@ class Compiled:
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
         prove: Compares the first batch with one process, if that is wanted.
-        reductions: Of each tensor that the step returns the loss that tells what a microbatch weighs; None for samples.
+        returned: What is known of each tensor that the step returns.
     """
 
     capture: Capture
@@ -59,7 +59,7 @@ class Compiled:
     placement: ModelPlacement
     number: int = 0
     prove: Callable[[Sequence[Any]], None] | None = None
-    reductions: list[Reduction | None] = field(default_factory=list)
+    returned: list[Returned] = field(default_factory=list)
 
     @property
     def bound(self) -> bool:
