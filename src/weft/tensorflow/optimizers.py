@@ -117,6 +117,8 @@ def _apply(
 
 def _join_in(optimizer: Any) -> None:
     """A step of a rank without variables."""
+    if hasattr(optimizer, "apply") and not optimizer.built:
+        optimizer.build([])  # Keras asks for averages of variables, which are none here
     if optimizer.global_clipnorm:
         clip_by_global_norm([], optimizer.global_clipnorm)
     optimizer.iterations.assign_add(1)

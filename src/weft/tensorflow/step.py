@@ -28,6 +28,7 @@ from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import watch_losses, weights_of
 from weft.tensorflow.trace.returned import Returned, rows_of, with_rows
+from weft.tensorflow.verify.one_process import Proof
 from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
 
 log = logging.getLogger("weft")
@@ -80,7 +81,7 @@ class Step:
                 compiled = self._compile(joined, batch, xla)
             key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
-        messages = Messages(joined, self.function.__name__, batch, compiled.prove)
+        messages = Messages(joined, self.function.__name__, batch, compiled.prove, compiled.proof)
         if private.is_building_function():
             private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -127,15 +128,19 @@ class Step:
         for model in joined.models:
             if any(private.key_of(private.handle_of(each)) in used for each in model.all_variables()):
                 self._models[id(model)] = model
-        self._add_proof(joined, batch, compiled)
+        self._add_proof(joined, batch, compiled, xla)
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
                 compile_phases(compiled.cutter, compiled.runnable)
         return compiled
 
-    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled) -> None:
-        """Let the first batch be compared with one process, if this rank has the whole model still."""
+    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled, xla: bool) -> None:
+        """Let the first batch be compared with one process; and its microbatches with the whole of it, if this rank
+        has the whole model still."""
+        if joined.channel is not None and joined.settings.verify != "off":
+            proof = Proof(joined, self.title or self.function.__name__, batch, compiled, xla)
+            compiled.proof = proof if proof.waits else None
         whole = not any(model.partitioned for model, _, _ in compiled.capture.marks.models)
         wanted = joined.settings.verify != "off" and batch.microbatches > 1
         if whole and wanted and has_losses(compiled.capture):

@@ -37,7 +37,7 @@ class Training(Mixin):
             name: Step(getattr(self, f"_{name}_microbatch"), cut, autograph=False)
             for name in ("train", "test", "predict")
         }
-        for name, title in (("train", "fit"), ("test", "evaluate")):
+        for name, title in (("train", "fit"), ("test", "evaluate"), ("predict", "predict")):
             made[name].title = title
         private.set_untracked(self, "_weft_steps", made)
 

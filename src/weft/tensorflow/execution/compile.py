@@ -18,6 +18,7 @@ from weft.report.text import PlacementRow
 from weft.tensorflow import private
 from weft.tensorflow.execution.executor import Runnable
 from weft.tensorflow.execution.functions import Cutter
+from weft.tensorflow.execution.messages import Watcher
 from weft.tensorflow.execution.program import make_program
 from weft.tensorflow.session.freeing import name_of
 from weft.tensorflow.session.session import Session
@@ -45,7 +46,8 @@ class Compiled:
         owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
-        prove: Compares the first batch with one process, if that is wanted.
+        prove: Compares microbatches of the first batch with the whole of it, if that is wanted.
+        proof: Compares the first batch with one process, if that is wanted.
         returned: What is known of each tensor that the step returns.
     """
 
@@ -59,6 +61,7 @@ class Compiled:
     placement: ModelPlacement
     number: int = 0
     prove: Callable[[Sequence[Any]], None] | None = None
+    proof: Watcher | None = None
     returned: list[Returned] = field(default_factory=list)
 
     @property
