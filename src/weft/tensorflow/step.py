@@ -145,8 +145,8 @@ class Step:
         wanted = joined.settings.verify != "off" and batch.microbatches > 1
         if whole and wanted and has_losses(compiled.capture):
             title = self.title or self.function.__name__
-            proof = WholeBatch(joined, title, self._traced, batch, compiled.capture, bool(self.title))
-            compiled.prove = proof.prove
+            strict = bool(self.title)
+            compiled.prove = WholeBatch(joined, title, self._traced, batch, compiled.capture, strict).prove
 
     def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Returned]]:
         """The result of a microbatch, with its masks, what its losses are divided by and the places of its rows; and

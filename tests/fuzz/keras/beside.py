@@ -100,7 +100,9 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
             raise
         except Exception:
             joined = present()
-            if joined is not None and isinstance(joined.failure, WeftError):  # TensorFlow made an error of its own of it
+            if joined is not None and isinstance(
+                joined.failure, WeftError
+            ):  # TensorFlow made an error of its own of it
                 raise joined.failure from None
             raise
         found = differences(actual, expected, names["TOLERANCE"])

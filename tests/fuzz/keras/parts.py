@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 L = keras.layers
-WIDTH, LENGTH, WORDS, SIDE = 6, 4, 9, 5
 
 
 @keras.saving.register_keras_serializable("fuzz")
@@ -64,6 +63,11 @@ class Out:
         self.outputs, self.shares = parts, shares
 
     def reduce_mean(self) -> Any:
+        if isinstance(self.outputs[0], tf.IndexedSlices):
+            pairs = zip(self.shares, self.outputs, strict=True)
+            values = tf.concat([tf.cast(share, part.dtype) * part.values for share, part in pairs], 0)
+            indices = tf.concat([part.indices for part in self.outputs], 0)
+            return tf.IndexedSlices(values, indices, self.outputs[0].dense_shape)
         return tf.add_n(
             [tf.cast(share, part.dtype) * part for share, part in zip(self.shares, self.outputs, strict=True)]
         )
@@ -102,7 +106,7 @@ class Plain:
             ]
             shares = [(b - a) / size for a, b in bounds]
             flat = [
-                Out([tf.convert_to_tensor(each) for each in parts], shares) if parts[0] is not None else None
+                Out(list(parts), shares) if parts[0] is not None else None
                 for parts in zip(*map(tf.nest.flatten, found), strict=True)
             ]
             return tf.nest.pack_sequence_as(found[0], flat)

@@ -1,4 +1,7 @@
-"""A drawn program for Keras as Python source, which is what runs, also by itself: `python -m weft run -n 2 program.py`."""
+"""A drawn program for Keras as Python source, which is what runs.
+
+The source runs by itself too: `python -m weft run -n 2 program.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,30 @@ import textwrap
 from typing import Any
 
 from tests.fuzz.keras.grammar import Block, Program
-from tests.fuzz.keras.parts import LENGTH, SIDE, WIDTH, WORDS
+from tests.fuzz.keras.habits import (
+    BETWEEN,
+    BY_BATCH,
+    CALLBACKS,
+    CHANGES,
+    COMPILED,
+    FLAT,
+    FLATTEN,
+    HEADS,
+    IMAGE,
+    LENGTH,
+    OPTIMIZERS,
+    RATES,
+    SEQUENCE,
+    SIDE,
+    WIDTH,
+    WORDS,
+)
 
 HEAD = '''\
 """weft run -n {ranks} THIS_FILE"""
+import os
+import tempfile
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -26,79 +49,6 @@ if __name__ == "__main__":
 
     main(globals())
 """
-OPTIMIZERS = (
-    "SGD({rate})", "SGD({rate}, momentum=0.9)", "Adam({rate})", "RMSprop({rate})", "AdamW({rate}, weight_decay=0.01)",
-    "SGD({rate}, momentum=0.9, nesterov=True)", "Adagrad({rate})", "Adadelta({rate})", "Nadam({rate})",
-    "Adamax({rate})", "Ftrl({rate})", "Lion({rate})", "Lamb({rate})", "Adafactor({rate})", "Adam({rate}, amsgrad=True)",
-)  # fmt: skip
-CHANGES = (
-    "", "clipnorm=0.3", "clipvalue=0.05", "global_clipnorm=0.3", "weight_decay=0.01",
-    "use_ema=True, ema_momentum=0.9", "gradient_accumulation_steps=2", "use_ema=True, ema_overwrite_frequency=2",
-)  # fmt: skip
-RATES = (
-    "0.05", "0.01", "keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.9)",
-    "keras.optimizers.schedules.CosineDecay(0.05, 10)",
-)  # fmt: skip
-HEADS = (
-    ("L.Dense(3, name='{n}')", "labels", ["'sparse_categorical_crossentropy'", "losses.SparseCategoricalCrossentropy(from_logits=True)",
-      "losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)", "losses.SparseCategoricalCrossentropy(from_logits=True, reduction='sum')"],
-     ["'accuracy'", "metrics.SparseTopKCategoricalAccuracy(2)", "'sparse_categorical_accuracy'"]),
-    ("L.Dense(2, name='{n}')", "numbers", ["'mse'", "losses.Huber(0.3)", "losses.LogCosh()", "'mae'", "lambda y, p: keras.ops.mean((y - p) ** 4, -1)",
-      "losses.MeanSquaredError(reduction='mean_with_sample_weight')", "losses.CosineSimilarity()"],
-     ["'mae'", "metrics.RootMeanSquaredError()", "metrics.R2Score()", "metrics.MeanMetricWrapper(lambda y, p: keras.ops.abs(y - p), name='own')"]),
-    ("L.Dense(1, 'sigmoid', name='{n}')", "flags", ["'binary_crossentropy'", "losses.BinaryFocalCrossentropy()", "losses.Hinge()", "losses.BinaryCrossentropy(label_smoothing=0.1)"],
-     ["'accuracy'", "metrics.AUC(num_thresholds=20)", "metrics.Precision()"]),
-    ("L.Dense(3, 'softmax', name='{n}')", "one_hot", ["'categorical_crossentropy'", "losses.KLDivergence()", "losses.CategoricalFocalCrossentropy()", "losses.Dice()"],
-     ["'accuracy'", "metrics.F1Score('macro')", "'categorical_accuracy'"]),
-)  # fmt: skip
-"""The layer of a head, the kind of its labels, losses and metrics."""
-FLAT = (
-    "L.Dense({w}, 'tanh')", "L.Dense({w}, 'relu')", "L.LayerNormalization()", "L.Dropout(0.0)", "RESIDUAL",
-    "L.BatchNormalization()", "SHARED", "L.Dense({w}, kernel_regularizer='l2', activity_regularizer=None)", "Scaled()",
-    "Scaled(adds=True)", "NESTED", "Branched({w})", "L.Dropout(0.3)", "OPS", "L.PReLU()", "L.UnitNormalization()",
-    "L.Dense({w}, use_bias=False, kernel_constraint='max_norm')", "Scaled(counts=True)", "L.GaussianNoise(0.1)",
-    "L.GroupNormalization(2)", "SPLIT", "L.Lambda(lambda t: t * 0.5 + 0.1)", "L.Dense({w}, activity_regularizer='l2')",
-    "L.EinsumDense('ab,bc->ac', {w})",
-)  # fmt: skip
-SEQUENCE = (
-    "L.Dense({w}, 'tanh')", "L.LSTM({w}, return_sequences=True)", "L.GRU({w}, return_sequences=True)",
-    "L.Bidirectional(L.LSTM({w}, return_sequences=True))", "ATTEND", "L.LayerNormalization()", "L.Conv1D({w}, 3, padding='same')",
-    "L.SimpleRNN({w}, return_sequences=True)", "L.TimeDistributed(L.Dense({w}, 'tanh'))", "L.Masking(0.0)", "RESIDUAL",
-    "L.Bidirectional(L.GRU({w}, return_sequences=True), merge_mode='sum')", "L.Dropout(0.0)", "GROUPED", "SHARED", "Scaled()",
-    "L.BatchNormalization()", "L.SpatialDropout1D(0.2)", "CAUSAL", "L.RNN(L.StackedRNNCells([L.GRUCell({w}), L.LSTMCell({w})]), return_sequences=True)",
-    "L.LSTM({w}, return_sequences=True, dropout=0.2, recurrent_dropout=0.2)", "L.DepthwiseConv1D(3, padding='same')", "L.Lambda(lambda t: t[:, ::-1])", "L.ZeroPadding1D(1)",
-)  # fmt: skip
-IMAGE = (
-    "L.Conv2D({w}, 3, padding='same', activation='relu')", "L.BatchNormalization()", "L.SeparableConv2D({w}, 3, padding='same')",
-    "L.MaxPooling2D(2, padding='same')", "L.DepthwiseConv2D(3, padding='same')", "RESIDUAL", "L.Conv2DTranspose({w}, 2, padding='same')",
-    "L.Dropout(0.0)", "L.LayerNormalization()", "L.SpatialDropout2D(0.2)", "L.UpSampling2D(2)", "L.ZeroPadding2D(1)", "L.GroupNormalization(1)",
-    "L.Conv2D({w}, 2, strides=2, padding='same')", "L.AveragePooling2D(2, padding='same')", "L.RandomFlip(seed=3)",
-)  # fmt: skip
-FLATTEN = {
-    3: ("L.GlobalAveragePooling1D()", "L.LSTM({w})", "L.Flatten()", "L.GlobalMaxPooling1D()", "L.Bidirectional(L.GRU({w}))", "L.GRU({w}, reset_after=False)"),
-    4: ("L.GlobalAveragePooling2D()", "L.Flatten()", "L.GlobalMaxPooling2D()"),
-}  # fmt: skip
-BY_BATCH = ("BatchNorm", "Dropout(0.3", "Dropout1D", "Dropout2D", "Noise", "counts=True", "dropout=0.2", "RandomFlip")
-"""What computes something else in microbatches, by right."""
-CALLBACKS = (
-    "", "callbacks.EarlyStopping('loss', patience=0, min_delta=0.5)", "callbacks.ReduceLROnPlateau('loss', patience=0, min_delta=9, factor=0.5)",
-    "callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)", "callbacks.TerminateOnNaN()",
-    "callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.update({f'log {epoch} {name}': value for name, value in logs.items()}))",
-    "callbacks.LambdaCallback(on_train_batch_end=lambda at, logs: found.update({f'batch {at} {name}': value for name, value in logs.items()}))",
-    "callbacks.EarlyStopping('loss', patience=0, min_delta=0.5, restore_best_weights=True)", "callbacks.ModelCheckpoint('/tmp/weft-fuzz.weights.h5', save_weights_only=True)",
-    "callbacks.SwapEMAWeights()", "callbacks.EarlyStopping('val_loss', patience=0, min_delta=0.5)",
-    "callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: setattr(model.optimizer, 'learning_rate', 0.01 / (epoch + 1)))",
-    "callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: found.update({f'iterations {epoch}': int(model.optimizer.iterations)}))",
-)  # fmt: skip
-COMPILED = (
-    "jit_compile=False", "run_eagerly=True", "jit_compile=False, auto_scale_loss=False", "jit_compile=False",
-    "jit_compile=True", "jit_compile=False, steps_per_execution=2",
-)  # fmt: skip
-BETWEEN = (
-    "", "model.optimizer.learning_rate = 0.02", "model.evaluate({x}, {y}, batch_size=4, verbose=0)",
-    "net.layers[-1].trainable = False\n    compiled(model)", "compiled(model)", "model.predict({x}, batch_size=4, verbose=0)",
-    "net.layers[1].trainable = False\n    compiled(model)", "model.reset_metrics()", "keras.utils.set_random_seed(9)",
-)  # fmt: skip
 
 
 class Writer:
@@ -133,23 +83,46 @@ class Writer:
             return self.new(f"L.Add()([{h}, {inner}])" if block.picks[1] % 2 else f"{h} + {inner}"), rank
         if text == "SHARED":
             shared = self.new(dense.format(f"{h}.shape[-1], activation='tanh'"))
-            return self.new(f"{shared}({shared}({h}))" if block.picks[1] % 2 else f"L.Concatenate()([{shared}({h}), {shared}({h} * 0.5)])"), rank
+            return self.new(
+                f"{shared}({shared}({h}))"
+                if block.picks[1] % 2
+                else f"L.Concatenate()([{shared}({h}), {shared}({h} * 0.5)])"
+            ), rank
         if text == "NESTED":
-            inner = "keras.Sequential([" + f"L.Dense({width}, 'tanh'), " * (1 + block.picks[1] % 2) + "L.LayerNormalization()])"
+            inner = (
+                "keras.Sequential(["
+                + f"L.Dense({width}, 'tanh'), " * (1 + block.picks[1] % 2)
+                + "L.LayerNormalization()])"
+            )
             if block.picks[2] % 2:
                 inside = self.new(f"keras.Input({h}.shape[1:])")
                 inner = f"keras.Model({inside}, L.Dense({width}, 'tanh')({inside}) + 1.0)"
             return self.new(f"{inner}({h})"), rank
         if text == "OPS":
-            ops = ("keras.ops.concatenate([{h}, keras.ops.sin({h})], -1)", "keras.ops.relu({h}) - 0.1", "keras.ops.where({h} > 0, {h}, 0.1 * {h})",
-                   "keras.ops.softmax({h}) * {h}", "keras.ops.stop_gradient({h}) * 0.5 + {h}", "keras.ops.cumsum({h}, -1)")  # fmt: skip
+            ops = (
+                "keras.ops.concatenate([{h}, keras.ops.sin({h})], -1)",
+                "keras.ops.relu({h}) - 0.1",
+                "keras.ops.where({h} > 0, {h}, 0.1 * {h})",
+                "keras.ops.softmax({h}) * {h}",
+                "keras.ops.stop_gradient({h}) * 0.5 + {h}",
+                "keras.ops.cumsum({h}, -1)",
+            )
             return self.new(ops[block.picks[1] % len(ops)].format(h=h)), rank
         if text == "SPLIT":
-            left, right = self.new(f"L.Dense({width}, 'relu')({h})"), self.new(f"L.Dense({width}, 'tanh')({h})")
-            return self.new(f"L.{('Multiply', 'Maximum', 'Average', 'Subtract')[block.picks[1] % 4]}()([{left}, {right}])"), rank
+            left, right = (
+                self.new(f"L.Dense({width}, 'relu')({h})"),
+                self.new(f"L.Dense({width}, 'tanh')({h})"),
+            )
+            return self.new(
+                f"L.{('Multiply', 'Maximum', 'Average', 'Subtract')[block.picks[1] % 4]}()([{left}, {right}])"
+            ), rank
         if text == "GROUPED":
             return self.new(f"L.GroupQueryAttention(4, 4, 2)({h}, {h})"), rank
-        more = ", use_causal_mask=True" if text == "CAUSAL" else (", ", ", use_causal_mask=True")[block.picks[2] % 2].rstrip(", ")
+        more = (
+            ", use_causal_mask=True"
+            if text == "CAUSAL"
+            else (", ", ", use_causal_mask=True")[block.picks[2] % 2].rstrip(", ")
+        )
         attended = self.new(f"L.MultiHeadAttention(2, 4)({h}, {h}{more})")
         return (self.new(f"L.Add()([{h}, {attended}])") if block.picks[1] % 2 else attended), rank
 
@@ -175,7 +148,13 @@ class Writer:
                     other, other_rank = self.layer("L.GlobalAveragePooling1D()", other, 2)
                 h = self.new(f"L.Concatenate()([{h}, L.Dense(4, 'relu')({other})])")
         last = program.blocks[-1].picks[3]
-        if rank > 2 and not (rank == 3 and last % 3 == 0 and len(program.heads) == 1 and program.heads[0] == 0 and not program.second):
+        if rank > 2 and not (
+            rank == 3
+            and last % 3 == 0
+            and len(program.heads) == 1
+            and program.heads[0] == 0
+            and not program.second
+        ):
             h, rank = self.layer(FLATTEN[rank][last % len(FLATTEN[rank])].format(w=WIDTH), h, 2)
         self.last_rank = rank
         outs = []
@@ -192,12 +171,30 @@ class Writer:
             out = "{" + ", ".join(f"'{'pq'[n]}': {each}" for n, each in enumerate(outs)) + "}"
         form = program.pick("form", range(5))
         if form in (1, 4) and self.is_linear:
-            shape = {0: f"({WIDTH},)", 1: f"({LENGTH},)", 2: f"({LENGTH}, {WIDTH})", 3: f"({SIDE}, {SIDE}, 2)"}[program.input]
-            before = [] if form == 4 else [f"keras.Input({shape}" + (", dtype='int32')" if program.input == 1 else ")")]
+            shape = {
+                0: f"({WIDTH},)",
+                1: f"({LENGTH},)",
+                2: f"({LENGTH}, {WIDTH})",
+                3: f"({SIDE}, {SIDE}, 2)",
+            }[program.input]
+            before = (
+                []
+                if form == 4
+                else [f"keras.Input({shape}" + (", dtype='int32')" if program.input == 1 else ")")]
+            )
             return f"def build():\n    return keras.Sequential([{', '.join([*before, *self.linear])}])\n"
-        text = "def build():\n" + textwrap.indent("\n".join(self.lines), "    ") + f"\n    net = keras.Model({ins}, {out})\n"
+        text = (
+            "def build():\n"
+            + textwrap.indent("\n".join(self.lines), "    ")
+            + f"\n    net = keras.Model({ins}, {out})\n"
+        )
         if form == 2 and single and not program.second and program.input != 1:
-            text += "    outer = keras.Input(net.inputs[0].shape[1:])\n    net = keras.Model(outer, L.Dense(3)(net(outer)))\n" if program.heads[0] == 0 else ""
+            text += (
+                "    outer = keras.Input(net.inputs[0].shape[1:])\n"
+                "    net = keras.Model(outer, L.Dense(3)(net(outer)))\n"
+                if program.heads[0] == 0
+                else ""
+            )
         return text + "    return net\n"
 
 
@@ -212,12 +209,17 @@ def written(program: Program) -> str:
         microbatches = 1
     settings: dict[str, Any] = {"microbatches": microbatches}
     settings |= program.pick("executor", ({}, {"executor": "eager"}, {}))
-    settings |= program.pick("pipeline", ({}, {"pipeline": "simple"}, {"pipeline": "looped"}, {"optimize": "memory"}, {"contiguous": True}))
+    settings |= program.pick(
+        "pipeline",
+        ({}, {"pipeline": "simple"}, {"pipeline": "looped"}, {"optimize": "memory"}, {"contiguous": True}),
+    )
     if settings.get("pipeline") == "looped" and microbatches % 2:
         settings.pop("pipeline")
     precision = '"float32", 0.003' if program.pick("dtype", range(8)) == 7 else '"float64", 1e-07'
     head = HEAD.format(ranks=program.ranks, settings=settings, precision=precision)
-    return "\n".join([head, net, data(program, writer), compile_of(program, writer), script(program, writer), TAIL])
+    return "\n".join(
+        [head, net, data(program, writer), compile_of(program, writer), script(program, writer), TAIL]
+    )
 
 
 def data(program: Program, writer: Writer) -> str:
@@ -226,8 +228,11 @@ def data(program: Program, writer: Writer) -> str:
 
     def made(kind: int) -> str:
         if kind == 1:
-            return f"draw.integers(1, {WORDS}, (rows, {LENGTH})) * (np.arange({LENGTH}) < draw.integers(1, {LENGTH} + 1, (rows, 1)))"
-        shape = {0: f"(rows, {WIDTH})", 2: f"(rows, {LENGTH}, {WIDTH})", 3: f"(rows, {SIDE}, {SIDE}, 2)"}[kind]
+            there = f"(np.arange({LENGTH}) < draw.integers(1, {LENGTH} + 1, (rows, 1)))"
+            return f"draw.integers(1, {WORDS}, (rows, {LENGTH})) * {there}"
+        shape = {0: f"(rows, {WIDTH})", 2: f"(rows, {LENGTH}, {WIDTH})", 3: f"(rows, {SIDE}, {SIDE}, 2)"}[
+            kind
+        ]
         return f"draw.normal(size={shape}).astype(DTYPE)"
 
     lines.append(f"x = {made(program.input)}")
@@ -240,10 +245,14 @@ def data(program: Program, writer: Writer) -> str:
         if "ZeroPadding1D" in "".join(writer.lines + writer.linear) and writer.last_rank == 3:
             rows = f"(rows, {LENGTH} + 2 * {sum('ZeroPadding1D' in each for each in writer.linear)})"
         kind = HEADS[head][1]
-        ys.append({
-            "labels": f"draw.integers(0, 3, {rows})", "numbers": "draw.normal(size=(rows, 2)).astype(DTYPE)",
-            "flags": "draw.integers(0, 2, (rows, 1)).astype(DTYPE)", "one_hot": "np.eye(3, dtype=DTYPE)[draw.integers(0, 3, rows)]",
-        }[kind])  # fmt: skip
+        ys.append(
+            {
+                "labels": f"draw.integers(0, 3, {rows})",
+                "numbers": "draw.normal(size=(rows, 2)).astype(DTYPE)",
+                "flags": "draw.integers(0, 2, (rows, 1)).astype(DTYPE)",
+                "one_hot": "np.eye(3, dtype=DTYPE)[draw.integers(0, 3, rows)]",
+            }[kind]
+        )
         weights.append("draw.random(rows).astype(DTYPE)")
     names = "pq"
     if len(ys) == 1:
@@ -283,7 +292,9 @@ def compile_of(program: Program, writer: Writer) -> str:
         loss = "{" + f"'p': {each[0]}, 'q': {each[1]}" + "}" if form == 1 else f"[{', '.join(each)}]"
         if form == 2 and program.heads == (1, 1):
             loss = "'mse'"
-        shown = "{" + f"'p': [{told[0]}], 'q': [{told[1]}]" + "}" if form == 1 else f"[[{told[0]}], [{told[1]}]]"
+        shown = (
+            "{" + f"'p': [{told[0]}], 'q': [{told[1]}]" + "}" if form == 1 else f"[[{told[0]}], [{told[1]}]]"
+        )
         if program.pick("losses", range(4)) >= 2:
             more.append("loss_weights=" + ("{'p': 0.7, 'q': 0.3}" if form == 1 else "[0.7, 0.3]"))
     kind = program.pick("metrics", range(4))
@@ -329,17 +340,27 @@ def loops(program: Program, writer: Writer, habit: int) -> list[str]:
     weighted = weights in (1, 3)
     if form in (1, 4):
         parts = "(x, y, w)" if weighted else "(x, y)"
-        lines = [f"source = tf.data.Dataset.from_tensor_slices({parts}).batch({batch}{', drop_remainder=True' if form == 4 else ''})"]
-        if program.second or several:
-            lines = [f"source = tf.data.Dataset.from_tensor_slices((tuple(x) if isinstance(x, list) else x, tuple(y) if isinstance(y, list) else y{', tuple(w) if isinstance(w, list) else w' if weighted else ''})).batch({batch})"]
+        more = ", drop_remainder=True" if form == 4 else ""
+        lines = [
+            "pack = lambda each: tuple(each) if isinstance(each, list) else each",
+            f"source = tf.data.Dataset.from_tensor_slices(tuple(map(pack, {parts}))).batch({batch}{more})",
+        ]
         first = "source"
     elif form == 5 and not program.second and not several:
-        lines = [f"def batches():\n    while True:\n        for at in range(0, len(x), {batch}):\n            yield x[at:at + {batch}], y[at:at + {batch}]"]
+        lines = [
+            "def batches():\n    while True:",
+            f"        for at in range(0, len(x), {batch}):",
+            f"            yield x[at:at + {batch}], y[at:at + {batch}]",
+        ]
         first = "batches()"
         given.append("steps_per_epoch=3")
     elif form == 7 and not program.second and not several:
-        lines = [f"class Batches(keras.utils.PyDataset):\n    def __len__(self):\n        return 2\n\n    def __getitem__(self, at):\n        return x[at * {batch}:(at + 1) * {batch}], y[at * {batch}:(at + 1) * {batch}]"]
-        lines[0] = lines[0].replace(f"at * {batch}:(at + 1) * {batch}", "at * 3:(at + 1) * 3")
+        lines = [
+            "class Batches(keras.utils.PyDataset):",
+            "    def __len__(self):\n        return 2",
+            "    def __getitem__(self, at):",
+            "        return x[at * 3:(at + 1) * 3], y[at * 3:(at + 1) * 3]",
+        ]
         first = "Batches()"
     else:
         lines = []
@@ -363,6 +384,7 @@ def loops(program: Program, writer: Writer, habit: int) -> list[str]:
     told = f"model.evaluate(x, y, batch_size={batch}, verbose=0, return_dict=True)"
     if weighted:
         told = told.replace("batch_size", "sample_weight=w, batch_size")
+
     def note(what: str, call: str) -> str:
         return f"note(found, {what!r}, {call})"
 
@@ -401,10 +423,13 @@ def own_step(program: Program, writer: Writer, habit: int) -> list[str]:
         loss = HEADS[head][2][at % len(HEADS[head][2])]
         if loss.startswith("'"):
             loss = {
-                "'sparse_categorical_crossentropy'": "(lambda y, p: tf.reduce_mean(losses.sparse_categorical_crossentropy(y, p, from_logits=True)))",
-                "'mse'": "losses.MeanSquaredError()", "'mae'": "losses.MeanAbsoluteError()",
-                "'binary_crossentropy'": "losses.BinaryCrossentropy()", "'categorical_crossentropy'": "losses.CategoricalCrossentropy()",
-            }[loss]  # fmt: skip
+                "'sparse_categorical_crossentropy'": "(lambda *each: tf.reduce_mean("
+                "losses.sparse_categorical_crossentropy(*each, from_logits=True)))",
+                "'mse'": "losses.MeanSquaredError()",
+                "'mae'": "losses.MeanAbsoluteError()",
+                "'binary_crossentropy'": "losses.BinaryCrossentropy()",
+                "'categorical_crossentropy'": "losses.CategoricalCrossentropy()",
+            }[loss]
         elif loss.startswith("lambda"):
             loss = "(lambda y, p: tf.reduce_mean((y - p) ** 4))"
         elif "reduction" in loss or "ignore_class" in loss:
@@ -420,7 +445,9 @@ def own_step(program: Program, writer: Writer, habit: int) -> list[str]:
     if kind == 1:
         body.append("gradients = tf.clip_by_global_norm(gradients, 0.2)[0]")
     if kind == 2:
-        body.append("gradients = [tf.clip_by_value(tf.convert_to_tensor(each), -0.05, 0.05) for each in gradients]")
+        body.append(
+            "gradients = [tf.clip_by_value(tf.convert_to_tensor(each), -0.05, 0.05) for each in gradients]"
+        )
     body.append("return gradients, loss, out")
     text = textwrap.indent("\n".join(body), "    ")
     apply = ["gradients = [each.accumulate() for each in gradients]"]
@@ -433,7 +460,8 @@ def own_step(program: Program, writer: Writer, habit: int) -> list[str]:
     if habit == 4:
         lines += [
             "class Own(way.Model):",
-            "    def __init__(self):\n        super().__init__()\n        self.net = net\n        self.mean = metrics.Mean(name='loss')",
+            "    def __init__(self):\n        super().__init__()\n        self.net = net",
+            "        self.mean = metrics.Mean(name='loss')",
             "    def call(self, x, training=None):\n        return self.net(x, training=training)",
             "    def train_step(self, data):",
             "        gradients, loss, out = grads(*data)",
@@ -455,8 +483,12 @@ def own_step(program: Program, writer: Writer, habit: int) -> list[str]:
         lines += ["model = way.wrap(net)", f"def get_grads(x, y):\n{text}", "grads = way.step(get_grads)"]
         graph = kind in (5, 6)
         call = "gradients, loss, out = grads(x, y)"
-        function = "\n".join([call, *apply, "return loss.reduce_mean(), tf.nest.map_structure(lambda each: each.merge(), out)"])
-        lines.append(("@tf.function\n" if graph else "") + f"def train(x, y):\n{textwrap.indent(function, '    ')}")
+        function = "\n".join(
+            [call, *apply, "return loss.reduce_mean(), tf.nest.map_structure(lambda each: each.merge(), out)"]
+        )
+        lines.append(
+            ("@tf.function\n" if graph else "") + f"def train(x, y):\n{textwrap.indent(function, '    ')}"
+        )
         lines += [
             "x, y = tf.nest.map_structure(tf.convert_to_tensor, (x, y))",
             "for number in range(3):",
@@ -468,8 +500,8 @@ def own_step(program: Program, writer: Writer, habit: int) -> list[str]:
     if kind == 7:
         lines += [
             "infer = way.step(lambda x: model(x, training=False))",
-            "outs = tf.nest.map_structure(lambda each: each.merge(), infer(tf.nest.map_structure(tf.convert_to_tensor, x)))",
+            "outs = infer(tf.nest.map_structure(tf.convert_to_tensor, x))",
+            "outs = tf.nest.map_structure(lambda each: each.merge(), outs)",
             "note(found, 'inferred', outs)",
         ]
     return lines
-

@@ -28,8 +28,6 @@ def check(function: Callable[[int], None]) -> Callable[[int], None]:
     return function
 
 
-
-
 def begin(partitions: int, **settings: Any) -> None:
     weft.init({"partitions": partitions, "microbatches": 4, "verify": "gradients", **settings})
 
@@ -41,20 +39,25 @@ def passes(what: str, act: Callable[[], Any], text: str = "gives the losses of o
 
 @check
 def right_programs(partitions: int) -> None:
-    for executor in ("graph", "eager"):
-        begin(partitions, executor=executor)
-        x, y, weights = rows(14)
+    fit = "fit gives the losses of one process (4 microbatches"
+    x, y, weights = rows(14)
+
+    def trained(**settings: Any) -> None:
+        begin(partitions, **settings)
         model = weft.DistributedModel(seeded(lambda: classifier(L.BatchNormalization(), L.Dropout(0.5))))
         model.compile(keras.optimizers.Adam(0.05), CROSS(from_logits=True), metrics=["accuracy"])
-        fit = "fit gives the losses of one process (4 microbatches"
-        passes(
-            "fit", lambda: model.fit(x, y, batch_size=8, sample_weight=weights, epochs=2, verbose=0), fit
-        )
+        given = {"batch_size": 8, "sample_weight": weights, "verbose": 0}
+        passes("fit", lambda: model.fit(x, y, epochs=2, **given), fit)
         passes("evaluate", lambda: model.evaluate(x, y, batch_size=8, verbose=0), "evaluate gives the losses")
         passes("predict", lambda: model.predict(x, batch_size=8, verbose=0), "predict gives the losses")
-        again = told(lambda: model.fit(x, y, batch_size=8, sample_weight=weights, verbose=0))
+        again = told(lambda: model.fit(x, y, **given))
         assert "one process" not in again, again
-        passes("other shapes", lambda: model.fit(x[:6], y[:6], batch_size=6, verbose=0), "fit gives the losses")
+        passes(
+            "other shapes", lambda: model.fit(x[:6], y[:6], batch_size=6, verbose=0), "fit gives the losses"
+        )
+
+    trained(executor="eager")
+    trained()
     sentences, tags = words(8)
     model = weft.DistributedModel(seeded(lambda: tagger(L.LSTM(8, return_sequences=True))))
     model.compile("adam", CROSS(from_logits=True))

@@ -33,10 +33,10 @@ def test_right_programs_pass(ranks: int, check: str, outcome_of: OutcomeOf) -> N
     assert not outcome.faults(), outcome.faults()
 
 
-@pytest.mark.parametrize("check", one_in(3, ENDS))
-def test_wrong_programs_end_the_step_before_a_weight_changes(check: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", one_in(3, ENDS))
+def test_wrong_programs_end_the_step_before_a_weight_changes(kind: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("run_verify.py")
-    _, output = run(["run", "-n", "2", str(script), check, "--partitions", "2"], PATHS, tmp_path, 300)
+    _, output = run(["run", "-n", "2", str(script), kind, "--partitions", "2"], PATHS, tmp_path, 300)
     assert output.count('"ok": true') == 2, output
 
 

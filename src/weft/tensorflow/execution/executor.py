@@ -183,7 +183,9 @@ class InGraph:
             messages.begin(not trains, given[:count])
             return 0
 
-        done = tf.py_function(began, [*tensors, *handles], tf.int32)  # after what was written into variables before
+        done = tf.py_function(
+            began, [*tensors, *handles], tf.int32
+        )  # after what was written into variables before
         self._after = [done.op]
 
     def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:

@@ -43,10 +43,10 @@ def operation_of(function: Any, kinds: Sequence[str]) -> str:
 
 HARMLESS = (
     "ReadVariable", "AssignVariable", "AssignAddVariable", "AssignSubVariable", "ResourceApply", "ResourceSparseApply",
-    "ResourceScatter", "VariableShape",
-    "ResourceGather", "ResourceStridedSliceAssign", "VarIsInitialized", "VarHandle", "PartitionedCall", "While", "If",
-    "Case", "Assert", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal", "StatefulTruncatedNormal",
-    "LookupTableFind", "LookupTableSize", "Placeholder", "NoOp", "TensorArray",
+    "ResourceScatter", "ResourceGather", "ResourceStridedSliceAssign", "VariableShape", "VarIsInitialized",
+    "VarHandle", "PartitionedCall", "While", "If", "Case", "Assert", "RngReadAndSkip", "RngSkip", "StatefulUniform",
+    "StatefulStandardNormal", "StatefulTruncatedNormal", "LookupTableFind", "LookupTableSize", "Placeholder", "NoOp",
+    "TensorArray",
 )  # fmt: skip
 """Parts of the names of operations whose only effects are on variables that they are given."""
 

@@ -110,8 +110,9 @@ def waits(variable: Any) -> bool:
 def has_type(handle: Any) -> bool:
     """True for the handle of a variable whose values can be read and sent; other resources are tables, say."""
     data = getattr(handle, "_handle_data", None)
-    known = data is not None and len(data.shape_and_type) == 1
-    return known and tf.dtypes.as_dtype(data.shape_and_type[0].dtype) != tf.string
+    if data is None or len(data.shape_and_type) != 1:
+        return False
+    return bool(tf.dtypes.as_dtype(data.shape_and_type[0].dtype) != tf.string)
 
 
 def read(handle: Any) -> Any:

@@ -123,7 +123,10 @@ def _microbatches(one: Numbers, split: Numbers, names: Names, limit: float, foun
             difference = relative(a, of_split[number], max(LEAST, SMALL * of_kind[number]))
             found.losses = max(found.losses, difference)
             if difference > limit:
-                where = where or "What goes from partition to partition is the same, so look at what comes after it"
+                where = (
+                    where
+                    or "What goes from partition to partition is the same, so look at what comes after it"
+                )
                 return (
                     f"microbatch {index} returns another tensor than in one process (number {number}, "
                     f"{_show(of_split[number])} instead of {_show(a)}, difference {difference:.1e}). {where}. {CAUSES}"
@@ -147,8 +150,8 @@ def _gradients(one: Numbers, split: Numbers, names: Names, limit: float, found: 
     last = wrong[-1]
     return (
         f"the gradient of {names.gradients[last]} (over all microbatches) is another one than in one process "
-        f"({_show(split.gradients[last])} instead of {_show(one.gradients[last])}, difference {apart[last]:.1e}), though "
-        f"the losses are equal; so are those of {len(wrong) - 1} more variables. {CAUSES}"
+        f"({_show(split.gradients[last])} instead of {_show(one.gradients[last])}, difference {apart[last]:.1e}), "
+        f"though the losses are equal; so are those of {len(wrong) - 1} more variables. {CAUSES}"
     )
 
 

@@ -5,8 +5,8 @@
     in the step       each rank keeps what it sends to others
     after it          they send that, their gradients and what was written into variables; the first rank compares
 
-A difference is an error on every rank, before the step returns anything. It is done with the first batch of every trace,
-since a step that is traced anew is cut into phases anew. Later batches cost nothing.
+A difference is an error on every rank, before the step returns anything. That is done with the first batch of every
+trace, since a step that is traced anew is cut into phases anew. Later batches cost nothing.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ class Proof:
         """On the first rank, the values of all variables, by their numbers."""
         owner = self._compiled.phases.owner
         own = {
-            number: private.read(handle)
-            for number, handle in zip(self._variables, self.handles, strict=True)
+            number: private.read(handle) for number, handle in zip(self._variables, self.handles, strict=True)
         }
         if self._own:
             for number, value in own.items():
@@ -203,9 +202,7 @@ class Proof:
             for number, kept in sums.items():
                 kept.append(by_value[record.results[number]])
         one.gradients = {number: self._total(number, kept).numpy() for number, kept in sums.items()}
-        one.variables = {
-            number: copies[number].numpy() for number in self._written if number in copies
-        }
+        one.variables = {number: copies[number].numpy() for number in self._written if number in copies}
         return ""
 
     def _total(self, number: int, parts: Sequence[Any]) -> Any:
@@ -308,7 +305,7 @@ class Proof:
     def _judge(self, split: Numbers, began: float) -> str:
         captured, phases = self._compiled.capture, self._compiled.phases
         operations, variables = captured.record.operations, captured.record.variables
-        keys = [private.key_of(handle) for handle in captured.variables]
+        keys: list[int | None] = [private.key_of(handle) for handle in captured.variables]
         named = [each.name or "a variable of the script" for each in variables]
         names = Names(
             [_name(operations, value.operation) for value in self._passed],
@@ -320,7 +317,12 @@ class Proof:
         session = self._session
         self._spent_s += time.perf_counter() - began
         self._report(
-            {"step": session.steps, "fault": found.fault, "losses": found.losses, "gradients": found.gradients}
+            {
+                "step": session.steps,
+                "fault": found.fault,
+                "losses": found.losses,
+                "gradients": found.gradients,
+            }
         )
         if found.fault and not session.settings.verify_report:
             raise VerifyError(f"in step {session.steps} ({self._title}) {found.fault}")
