@@ -112,6 +112,21 @@ def a_step_with_its_optimizer_inside(partitions: int) -> None:
     passes("an optimizer inside", lambda: step(x, y), "what it writes into")
 
 
+@check
+def results_of_the_arguments_alone(partitions: int) -> None:
+    """What every rank computes for itself comes last, and waits for nothing: the step has not ended with it."""
+    begin(partitions)
+    x, y, _ = rows(8)
+    model = weft.DistributedModel(seeded(classifier))
+
+    @weft.step
+    def step(x: Any, y: Any) -> Any:
+        return tf.reduce_mean(model(x) ** 2), x * 2.0, tf.reduce_sum(x)
+
+    whole = tf.function(lambda x, y: [each.merge() for each in step(x, y)])
+    passes("what the arguments give", lambda: whole(tf.constant(x), tf.constant(y)))
+
+
 class Apart(L.Layer):  # type: ignore[misc]
     """Computes other things on other ranks, in one of several ways."""
 

@@ -206,7 +206,8 @@ class InGraph:
             self._tell(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
         with tf.control_dependencies(self._after) if self._after else nullcontext():
             found, done = function.in_graph(inputs)
-        self._after = done or self._after
+        if done:  # of a call without effects only some operations may wait for what is before it
+            self._after = [tf.group(*done, *self._after)]
         if self._records:
             self._tell(lambda: messages.done(kind, microbatch, stage))
         return found
