@@ -2,6 +2,7 @@
 
 python -m tests.fuzz [COUNT] [--seed SEED] [--wait SECONDS]
 python -m tests.fuzz --layouts [--only NUMBER] [--ranks COUNT]    models whose layers, sequences or weights are shared
+python -m tests.fuzz --keras [COUNT]                              programs for Keras
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from hypothesis import assume
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz import grammar, source
+from tests.fuzz.keras import grammar as keras
+from tests.fuzz.keras import source as source_of_keras
 from tests.fuzz.layouts import grammar as layouts
 from tests.fuzz.layouts import source as source_of_layouts
-from tests.fuzz.run import BESIDE, LAYOUTS, WAIT_S, Ranks, ranks
+from tests.fuzz.run import BESIDE, KERAS, LAYOUTS, WAIT_S, Ranks, ranks
 from tests.fuzz.search import search
 
 REPORTED = 10
@@ -75,17 +78,22 @@ def main() -> int:
     parser.add_argument(
         "--layouts", action="store_true", help="models whose layers, sequences or parameters ranks share"
     )
+    parser.add_argument("--keras", action="store_true", help="programs for Keras")
     parser.add_argument("--only", type=int, help="of the layouts this one")
     parser.add_argument("--ranks", type=int, help="of the layouts those of so many processes")
     given = parser.parse_args()
-    programs, written = grammar.programs, lambda program: source.written(program)[0]
+    programs: SearchStrategy[Any] = grammar.programs
+    written: Callable[[Any], str] = lambda program: source.written(program)[0]  # noqa: E731
+    beside = LAYOUTS if given.layouts else KERAS if given.keras else BESIDE
+    if given.keras:
+        programs, written = keras.programs, source_of_keras.written
     if given.layouts:
         programs, written = layouts.programs, source_of_layouts.written
         if given.only is not None:
             programs = programs.map(lambda program: replace(program, layout=given.only))
         if given.ranks is not None:
             programs = programs.filter(lambda program: program.ranks == given.ranks)
-    with ranks(wait_s=given.wait, beside=LAYOUTS if given.layouts else BESIDE) as job:
+    with ranks(wait_s=given.wait, beside=beside) as job:
         batches = Batches(job, programs, written)
         number = given.seed
         try:

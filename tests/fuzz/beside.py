@@ -6,8 +6,6 @@ microbatch's share of the samples.
 
 from __future__ import annotations
 
-import gc
-import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -19,19 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.counted_costs import count_costs
+from tests.fuzz.outcomes import CRASHED, DIFFERS, EQUAL, INVALID, REFUSED, compiled, judged
 from tests.fuzz.parts import WIDTH
 from tests.parity.compare import Comparison, Named, copies, distance, gradients, largest_of
-from weft.errors import PeerError, StallError, VerifyError, WeftError
+from weft.errors import WeftError
 
-EQUAL, REFUSED, DIFFERS, CRASHED, STUCK, INVALID = (
-    "equal",
-    "refused",
-    "differs",
-    "crashed",
-    "stuck",
-    "invalid",
-)
-FILE = "<program>"
 ROUNDING = 1e-5
 
 
@@ -48,14 +39,6 @@ class Step:
     buffers: Named = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
     parameters: Named = field(default_factory=dict)
-
-
-def compiled(source: str) -> dict[str, Any]:
-    """The names of a program's source; tracebacks show its lines."""
-    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
-    names: dict[str, Any] = {"__name__": "program"}
-    exec(compile(source, FILE, "exec"), names)
-    return names
 
 
 # --- in one process ------------------------------------------------------------------------------------------
@@ -320,24 +303,6 @@ def finite(steps: list[Step]) -> bool:
     )
 
 
-def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
-    """What became of a program that ``run`` runs with weft and compares, and the words for it."""
-    try:
-        return run()
-    except StallError as error:
-        return STUCK, f"{error}"
-    except PeerError as error:
-        return "", f"{error}"
-    except VerifyError as error:
-        return DIFFERS, f"weft says so: {error}"
-    except WeftError as error:
-        return REFUSED, f"{type(error).__name__}: {error}"
-    except Exception:
-        return CRASHED, traceback.format_exc(limit=-14)
-    finally:
-        gc.collect()
-
-
 def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     """What became of a program on this rank, and the words for it."""
     names = compiled(source)
@@ -355,6 +320,20 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
         return (DIFFERS, found) if found else (EQUAL, "")
 
     return judged(beside)
+
+
+def prepare() -> None:
+    """What a rank does before its first program."""
+    torch.set_num_threads(1)
+    count_costs()
+
+
+def give_up(text: str) -> None:
+    """Tell the other ranks that this one has failed."""
+    from weft.torch.session import current
+
+    if current.is_initialized() and current.session().pipeline is not None:
+        current.session().pipeline.channel.abort(text)
 
 
 def main(names: dict[str, Any], outcome: Callable[..., tuple[str, str]] = outcome) -> None:

@@ -1,6 +1,6 @@
 """Ranks that live long and run one program after the other.
 
-    this process  --source-->  server, which has imported torch  --source-->  ranks, forked from it
+    this process  --source-->  server, which has imported much  --source-->  ranks, forked from it
                   <--outcome--                                   <--outcomes--
 
 After a program that did not end well its ranks are of no use: the server forks others. One set of ranks of each
@@ -30,12 +30,13 @@ LIMIT_S = 240.0
 """After so long without an answer a program counts as stuck; weft itself gives up earlier."""
 WAIT_S = 150.0
 """Four ranks look for what can be split meanwhile, and the machine may be busy."""
-BESIDE, LAYOUTS = "tests.fuzz.beside", "tests.fuzz.layouts.beside"
+BESIDE, LAYOUTS, KERAS = "tests.fuzz.beside", "tests.fuzz.layouts.beside", "tests.fuzz.keras.beside"
 """Modules that run a program in one process and split."""
 PRECISE = {
     "torch.float32, 3e-05": "torch.float64, 1e-09",
     "torch.float32, 0.05": "torch.float64, 1e-09",
     'torch.autocast("cpu", torch.bfloat16)': 'torch.autocast("cpu", enabled=False)',
+    '"float32", 0.003': '"float64", 1e-07',
 }
 """Precision and tolerance, as they are written in a program, and those of double precision."""
 
@@ -192,6 +193,8 @@ def serve(change: str, wait_s: float, beside: str) -> None:
 
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     preload()
+    if beside == KERAS:
+        preload("tensorflow")
     importlib.import_module(beside)
 
     gc.freeze()
@@ -219,30 +222,24 @@ def serve(change: str, wait_s: float, beside: str) -> None:
 
 def serve_rank(requests: IO[str], answers: IO[str], change: str, wait_s: float, beside: str) -> None:
     """Runs programs until one does not end well."""
-    import torch
+    from tests.fuzz.outcomes import DIFFERS, EQUAL, INVALID
 
-    from tests.counted_costs import count_costs
-    from tests.fuzz.beside import DIFFERS, EQUAL, INVALID
-
-    torch.set_num_threads(1)
-    count_costs()
+    ran = importlib.import_module(beside)
+    ran.prepare()
     if change:
         module, _, name = change.partition(":")
         getattr(importlib.import_module(module), name)()
-    outcome = importlib.import_module(beside).outcome
     settings: dict[str, Any] = {"wait_timeout": wait_s}
     for line in requests:
         faulthandler.dump_traceback_later(LIMIT_S - 5, exit=False)
-        word, text = outcome(json.loads(line), settings)
+        word, text = ran.outcome(json.loads(line), settings)
         faulthandler.cancel_dump_traceback_later()
         answers.write(json.dumps([word, text]) + "\n")
         answers.flush()
         if word not in (EQUAL, DIFFERS, INVALID):
             with contextlib.suppress(BaseException):
-                import weft.torch.session.current as state
-
-                if word and state.is_initialized() and state.session().pipeline is not None:
-                    state.session().pipeline.channel.abort(text)  # type: ignore[union-attr]
+                if word:
+                    ran.give_up(text)
             time.sleep(60)  # until the server ends it: others may still need what it holds
 
 

@@ -96,8 +96,8 @@ def outcomes(
     """
     selected: dict[int, list[str]] = {}
     for item in request.session.items:
-        if item.path == Path(file) and hasattr(item, "callspec"):
-            params = item.callspec.params
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path == Path(file) and parameter in params:
             selected.setdefault(params["ranks"], []).append(params[parameter])
     known: dict[int, dict[str, Outcome]] = {}
 

@@ -53,7 +53,7 @@ ROOMS = {
     "tensorflow": (
         ("private",), ("tensors", "output", "session", "trace"),
         ("checkpoint", "clip", "delayed_parameters", "replicas", "split", "watching"),
-        ("example_graph", "execution", "optimizers", "report", "verify"), ("join", "step"),
+        ("example_graph", "execution", "optimizers", "report"), ("verify",), ("join", "step"),
         ("data_parallel", "training"),
         ("model",),
     ),
@@ -97,7 +97,7 @@ MAY_USE = {
             "transport", "watch",
         },
         "data_parallel": {"errors", "session"},
-        "verify": {"errors", "runtime", "session"},
+        "verify": {"errors", "runtime", "session", "transport"},
     },
 }  # fmt: skip
 """What each room of a frontend may use of the rest of weft."""

@@ -14,7 +14,7 @@ from weft.cli import run
 from weft.config import PIPELINES, Settings
 from weft.errors import ConfigError, LaunchError, ScheduleError, UsageError
 from weft.report.text import table
-from weft.schedule import named
+from weft.schedule.table import KINDS, named
 
 _EXAMPLES = """\
 examples:
@@ -62,14 +62,16 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(f"--schedules names {', '.join(unknown)}: the schedules are {', '.join(PIPELINES)}")
     rows: list[Row] = []
     settings: Settings | None = None
+    framework = ""
     good = True
     for name in names:
-        against = "" if options.schedules else refusal(name, settings)
+        against = "" if options.schedules else refusal(name, settings, framework)
         if against:
             rows.append(Row(name, "", "", "", f"left out: {against}"))
             continue
         code, told = run_and_compare(options, name)
         settings = settings or next((Settings(**one["settings"]) for one in told), None)
+        framework = framework or next((str(one.get("framework", "")) for one in told), "")
         good = good and not code and bool(told) and not any(one.get("fault") for one in told)
         rows += [row(name, one) for one in told]
         if code or not told:
@@ -90,8 +92,13 @@ def run_and_compare(options: argparse.Namespace, name: str) -> tuple[int, list[d
     return code, [json.loads(line) for line in lines]
 
 
-def refusal(name: str, settings: Settings | None) -> str:
-    """Why the settings do not allow a schedule, as far as that is known before a job has run."""
+def refusal(name: str, settings: Settings | None, framework: str = "") -> str:
+    """Why the settings do not allow a schedule, as far as that is known before a job has run.
+
+    ``framework``: that of the script, where a job has told it.
+    """
+    if framework == "tensorflow" and KINDS[name].splits:
+        return "TensorFlow takes gradients as a whole, and it splits backward passes in two"
     if name == "file" and (settings is None or not settings.schedule_file):
         return "schedule_file names none"
     if settings is None or settings.microbatches == "auto" or name in ("file", "auto", "list"):

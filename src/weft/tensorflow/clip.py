@@ -21,9 +21,9 @@ def global_norm(gradients: Sequence[Any]) -> Any:
 
     ``gradients``: those of this rank's variables; None counts nothing. Every rank of the pipeline calls this.
     """
-    squares = [
-        tf.nn.l2_loss(tf.cast(_values(each), tf.float32)) * 2.0 for each in gradients if each is not None
-    ]
+    values = [_values(each) for each in gradients if each is not None]
+    kind = tf.float64 if any(each.dtype == tf.float64 for each in values) else tf.float32
+    squares = [tf.nn.l2_loss(tf.cast(each, kind)) * 2.0 for each in values]
     own = tf.reshape(tf.add_n(squares) if squares else tf.constant(0.0), [1])
     return tf.sqrt(sum_over(session(), "pp", own, "the norm of the gradients")[0])
 

@@ -102,6 +102,8 @@ def _process(joined: Session) -> recording.Process:
 def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Show weft's own error where TensorFlow has made one of its own of it, with a longer text."""
     joined = present()
+    if joined is not None and isinstance(joined.failure, SystemExit):
+        raise joined.failure
     if joined is not None and joined.failure is not None and str(joined.failure) in str(error):
         kind, error, trace = type(joined.failure), joined.failure, joined.failure.__traceback__
     before(kind, error, trace)

@@ -117,6 +117,8 @@ def _apply(
 
 def _join_in(optimizer: Any) -> None:
     """A step of a rank without variables."""
+    if hasattr(optimizer, "apply") and not optimizer.built:
+        optimizer.build([])  # Keras asks for averages of variables, which are none here
     if optimizer.global_clipnorm:
         clip_by_global_norm([], optimizer.global_clipnorm)
     optimizer.iterations.assign_add(1)
@@ -124,7 +126,10 @@ def _join_in(optimizer: Any) -> None:
 
 def _clip_gradients(joined: Session, original: Any, optimizer: Any, grads: Any) -> Any:
     if optimizer.global_clipnorm and optimizer.global_clipnorm > 0 and getattr(optimizer, PARTS, False):
-        return clip_by_global_norm(grads, optimizer.global_clipnorm)[0]
+        clipped, _ = clip_by_global_norm(grads, optimizer.global_clipnorm)
+        return [
+            each if each is None else tf.convert_to_tensor(each) for each in clipped
+        ]  # dense, as Keras does it
     return original(grads)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -26,6 +27,18 @@ def variable_of_gradient(tensor: Any) -> int | None:
 def is_gradient(tensor: Any) -> bool:
     """Whether a tensor is the gradient of one of this rank's variables, as a step has returned it."""
     return variable_of_gradient(tensor) is not None
+
+
+def _changed(tensor: Any, change: Callable[[Any], Any]) -> Any:
+    """A tensor, or rows of one, with other values."""
+    if isinstance(tensor, tf.IndexedSlices):
+        return tf.IndexedSlices(change(tensor.values), tensor.indices, tensor.dense_shape)
+    return change(tensor)
+
+
+def _kept(weight: Any, values: Any) -> Any:
+    """The values; zeros for a microbatch without samples."""
+    return tf.where(weight > 0, values, tf.zeros_like(values))
 
 
 class Means:
@@ -91,12 +104,15 @@ class StepOutput(NotATensor):
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if not any(map(tf.is_tensor, self.weights)) and len(set(self.weights)) == 1:
             total = self._sum(outputs)
-            return total if self.weights[0] == 1.0 else total / len(outputs)
+            return total if self.weights[0] == 1.0 else _changed(total, lambda values: values / len(outputs))
         shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
-        return self._sum([each * share for share, each in zip(shares, outputs, strict=True)])
+        pairs = zip(shares, outputs, strict=True)
+        return self._sum([_changed(each, functools.partial(tf.multiply, share)) for share, each in pairs])
 
     def accumulate(self, method: str = "add_n", var: Any = None) -> Any:
         """The mean over microbatches: the gradient of the mini-batch's mean loss; shape of one entry.
+
+        A gradient by rows (``tf.IndexedSlices``, that of an embedding) has the rows of all microbatches.
 
         ``method``: "add_n", "accumulate_n" or "variable", which adds up in the variable ``var``; all give the same.
         """
@@ -112,24 +128,25 @@ class StepOutput(NotATensor):
     def reduce_sum(self) -> Any:
         """The sum over microbatches; shape of one entry."""
         kept = [
-            tf.where(weight > 0, each, tf.zeros_like(each)) if tf.is_tensor(weight) else each
+            _changed(each, functools.partial(_kept, weight)) if tf.is_tensor(weight) else each
             for weight, each in zip(self.weights, self.outputs, strict=True)
         ]
         return self._sum(kept)
 
     def concat(self) -> Any:
         """All entries after one another along dim 0: the mini-batch's order. Their masks of Keras, too."""
-        if self.outputs[0].shape.rank == 0:
-            return tf.stack(self.outputs)
-        masks = [private.mask_of(each) for each in self.outputs]
-        whole = self._concat(self.outputs)
+        outputs = list(map(tf.convert_to_tensor, self.outputs))
+        if outputs[0].shape.rank == 0:
+            return tf.stack(outputs)
+        masks = [private.mask_of(each) for each in outputs]
+        whole = self._concat(outputs)
         return whole if any(mask is None for mask in masks) else private.with_mask(whole, self._concat(masks))
 
     merge = concat
 
     def stack(self) -> Any:
         """Shape (microbatches, *entry)."""
-        return tf.stack(self.outputs)
+        return tf.stack(list(map(tf.convert_to_tensor, self.outputs)))
 
     def _concat(self, entries: Sequence[Any]) -> Any:
         """One after another, without those of microbatches that have no samples."""
@@ -141,7 +158,12 @@ class StepOutput(NotATensor):
 
     @staticmethod
     def _sum(outputs: Sequence[Any]) -> Any:
-        """One after the other, so that an entry is let go when it has been added."""
+        """One after the other, so that an entry is let go when it has been added; rows stand side by side."""
+        if isinstance(outputs[0], tf.IndexedSlices) and len(outputs) > 1:
+            values, indices = (
+                tf.concat([getattr(each, name) for each in outputs], 0) for name in ("values", "indices")
+            )
+            return tf.IndexedSlices(values, indices, outputs[0].dense_shape)
         total = outputs[0]
         for each in outputs[1:]:
             total = total + each

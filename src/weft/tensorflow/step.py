@@ -26,7 +26,9 @@ from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
-from weft.tensorflow.trace.denominators import Reduction, watch_losses, weights_of
+from weft.tensorflow.trace.denominators import watch_losses, weights_of
+from weft.tensorflow.trace.returned import Returned, rows_of, with_rows
+from weft.tensorflow.verify.one_process import Proof
 from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
 
 log = logging.getLogger("weft")
@@ -57,7 +59,7 @@ class Step:
         self._functions: dict[Any, Any] = {}
         self._training: set[Any] = set()
         self._models: dict[int, Any] = {}
-        self._reductions: dict[Any, list[Reduction | None]] = {}
+        self._returned: dict[Any, list[Returned]] = {}
         functools.update_wrapper(self, function)
 
     @tf.autograph.experimental.do_not_convert
@@ -79,7 +81,7 @@ class Step:
                 compiled = self._compile(joined, batch, xla)
             key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
-        messages = Messages(joined, self.function.__name__, batch, compiled.prove)
+        messages = Messages(joined, self.function.__name__, batch, compiled.prove, compiled.proof)
         if private.is_building_function():
             private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -100,11 +102,11 @@ class Step:
         return batch.key(), joined.settings, xla, tuple(model_state(model) for model in models)
 
     def _compile(self, joined: Session, batch: MiniBatch, xla: bool) -> Compiled:
-        found: list[list[Reduction | None]] = []
+        found: list[list[Returned]] = []
 
         def traced(*tensors: Any) -> Any:
-            whole, reductions = self._run(batch, tensors)
-            found.append(reductions)
+            whole, returned = self._run(batch, tensors)
+            found.append(returned)
             return whole
 
         if joined.channel is not None:
@@ -117,7 +119,7 @@ class Step:
             compiled = compile_step(
                 joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
             )
-        compiled.number, compiled.reductions = joined.number_step(), found[0]
+        compiled.number, compiled.returned = joined.number_step(), found[0]
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
             known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
@@ -126,32 +128,39 @@ class Step:
         for model in joined.models:
             if any(private.key_of(private.handle_of(each)) in used for each in model.all_variables()):
                 self._models[id(model)] = model
-        self._add_proof(joined, batch, compiled)
+        self._add_proof(joined, batch, compiled, xla)
         with tf.init_scope():  # eagerly, also where a graph is being traced
             _finish_models(joined, compiled)
             if xla:
                 compile_phases(compiled.cutter, compiled.runnable)
         return compiled
 
-    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled) -> None:
-        """Let the first batch be compared with one process, if this rank has the whole model still."""
+    def _add_proof(self, joined: Session, batch: MiniBatch, compiled: Compiled, xla: bool) -> None:
+        """Let the first batch be compared with one process; and its microbatches with the whole of it, if this rank
+        has the whole model still."""
+        if joined.channel is not None and joined.settings.verify != "off":
+            proof = Proof(joined, self.title or self.function.__name__, batch, compiled, xla)
+            compiled.proof = proof if proof.waits else None
         whole = not any(model.partitioned for model, _, _ in compiled.capture.marks.models)
         wanted = joined.settings.verify != "off" and batch.microbatches > 1
         if whole and wanted and has_losses(compiled.capture):
             title = self.title or self.function.__name__
-            proof = WholeBatch(joined, title, self._traced, batch, compiled.capture, bool(self.title))
-            compiled.prove = proof.prove
+            strict = bool(self.title)
+            compiled.prove = WholeBatch(joined, title, self._traced, batch, compiled.capture, strict).prove
 
-    def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Reduction | None]]:
-        """The result of a microbatch, with its masks and what its losses are divided by; and of each tensor of
-        it the loss that tells what the microbatch weighs."""
+    def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Returned]]:
+        """The result of a microbatch, with its masks, what its losses are divided by and the places of its rows; and
+        what is known of each tensor of it."""
         args, kwargs = batch.arguments(tensors)
         with watch_losses() as losses:
-            result = tf.nest.map_structure(capture.dense, self._traced(*args, **kwargs))
+            result = self._traced(*args, **kwargs)
         leaves = tf.nest.flatten(result)
         reductions = [losses.of(leaf) if batch.microbatches > 1 else None for leaf in leaves]
         masks = [private.mask_of(leaf) for leaf in leaves]
-        return (result, masks, [each and each.denominator for each in reductions]), reductions
+        values, places, shapes = zip(*map(rows_of, leaves), strict=True) if leaves else ((), (), ())
+        result = tf.nest.pack_sequence_as(result, values)
+        denominators = [each and each.denominator for each in reductions]
+        return (result, masks, denominators, list(places)), list(map(Returned, reductions, shapes))
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
         feeds = [compiled.feeds(part) for part in batch.slices(tensors)]
@@ -187,7 +196,7 @@ class Step:
             done = [each for each in tf.nest.flatten(results) if tf.is_tensor(each)]
             with tf.control_dependencies(done):
                 _operation(lambda *given: messages.close(evaluates, given), tensors)
-        return _collect(shares, results, self._reductions[key])
+        return _collect(shares, results, self._returned[key])
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """What the microbatches return, in a graph that is being traced."""
@@ -208,7 +217,7 @@ class Step:
         results = []
         with private.watch_asked(lambda *asked: self._training.add(key)):
             for part in batch.slices(tensors):
-                result, self._reductions[key] = self._run(batch, part)
+                result, self._returned[key] = self._run(batch, part)
                 results.append(result)
         return results
 
@@ -228,7 +237,8 @@ class Step:
         leaves: list[Any] = []
         flat = tf.nest.flatten(captured.result[0])
         for number, leaf in enumerate(flat):
-            masks, denominators = (results[at * len(flat) + number] for at in (1, 2))
+            masks, denominators, places = (results[at * len(flat) + number] for at in (1, 2, 3))
+            kind = compiled.returned[number]
             key = captured.gradients[number]
             owner = EVERYWHERE if key is None else compiled.owners.get(key, EVERYWHERE)
             if owner not in (own, EVERYWHERE):
@@ -236,8 +246,8 @@ class Step:
             elif captured.record.results[number] is None:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
-                entries = list(map(private.with_mask, results[number], masks))
-                weights = weights_of(compiled.reductions[number], denominators, shares)
+                entries = _entries(results[number], masks, places, kind)
+                weights = weights_of(kind.reduction, denominators, shares)
                 leaves.append(StepOutput(entries, weights, key, None if key is None else means))
         return _without_others(captured.result[0], iter(leaves))
 
@@ -247,17 +257,24 @@ def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
     return tf.py_function(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
 
 
-def _collect(shares: list[Any], results: list[Any], reductions: list[Reduction | None]) -> Any:
+def _entries(values: Sequence[Any], masks: Sequence[Any], places: Sequence[Any], kind: Returned) -> list[Any]:
+    """One tensor of the result for each microbatch, from its parts."""
+    return [
+        private.with_mask(with_rows(value, place, kind.shape), mask)
+        for value, mask, place in zip(values, masks, places, strict=True)
+    ]
+
+
+def _collect(shares: list[Any], results: list[Any], returned: list[Returned]) -> Any:
     """What the microbatches return, as one structure."""
-    flat = [tf.nest.flatten(result) for result, _, _ in results]
+    flat = [tf.nest.flatten(result) for result, *_ in results]
     leaves = []
-    for number, reduction in enumerate(reductions):
-        entries = [
-            private.with_mask(each[number], masks[number])
-            for each, (_, masks, _) in zip(flat, results, strict=True)
-        ]
-        weights = weights_of(reduction, [each[number] for _, _, each in results], shares)
-        leaves.append(_entry(entries, weights))
+    for number, kind in enumerate(returned):
+        values = [each[number] for each in flat]
+        masks, denominators, places = ([each[at][number] for each in results] for at in (1, 2, 3))
+        leaves.append(
+            _entry(_entries(values, masks, places, kind), weights_of(kind.reduction, denominators, shares))
+        )
     return tf.nest.pack_sequence_as(results[0][0], leaves)
 
 
@@ -304,7 +321,7 @@ def _without_others(structure: Any, leaves: Any) -> Any:
 
 
 def _entry(entries: list[Any], weights: list[float]) -> Any:
-    if all(tf.is_tensor(entry) for entry in entries):
+    if all(tf.is_tensor(entry) or isinstance(entry, tf.IndexedSlices) for entry in entries):
         return StepOutput(entries, weights)
     return None if all(entry is None for entry in entries) else entries
 

@@ -28,12 +28,16 @@ class Training(Mixin):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._make_steps()
+
+    def _make_steps(self) -> None:
+        """Steps that were not traced yet: what ``compile`` was given is part of a trace."""
         cut = Cut(uneven=True)
         made = {
             name: Step(getattr(self, f"_{name}_microbatch"), cut, autograph=False)
             for name in ("train", "test", "predict")
         }
-        for name, title in (("train", "fit"), ("test", "evaluate")):
+        for name, title in (("train", "fit"), ("test", "evaluate"), ("predict", "predict")):
             made[name].title = title
         private.set_untracked(self, "_weft_steps", made)
 
@@ -42,6 +46,7 @@ class Training(Mixin):
 
         XLA compiles what each rank computes between messages; ``"auto"`` is without XLA.
         """
+        self._make_steps()
         if session().place.world_size > 1:
             if kwargs.get("steps_per_execution") not in (None, 1):
                 raise UsageError(

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.fuzz import beside as programs
-from tests.fuzz.beside import DIFFERS, EQUAL, INVALID, REFUSED, compiled, judged
+from tests.fuzz.beside import give_up as give_up
+from tests.fuzz.beside import prepare as prepare
 from tests.fuzz.layouts.between import Alone, Job, SilentError, Split
+from tests.fuzz.outcomes import DIFFERS, EQUAL, INVALID, REFUSED, compiled, judged
 from weft.errors import WeftError
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current

@@ -58,12 +58,14 @@ def one_process(case: Case) -> tuple[list[float], list[np.ndarray], list[np.ndar
         ]
         losses.append(float(np.mean([float(loss) for _, loss, _ in parts])))
         mean = [
-            None if each[0] is None else tf.add_n([tf.convert_to_tensor(g) for g in each]) / MICROBATCHES
+            None if each[0] is None else mean_of(each)
             for each in zip(*(part[0] for part in parts), strict=True)
         ]
         found = tf.nest.map_structure(lambda *each: tf.concat(each, 0), *(part[2] for part in parts))
         opt.apply_gradients(zip(mean, model.trainable_variables, strict=True))
-    grads = [np.zeros(1) if g is None else np.asarray(tf.cast(g, tf.float64)) for g in mean]
+    grads = [
+        np.zeros(1) if g is None else np.asarray(tf.cast(tf.convert_to_tensor(g), tf.float64)) for g in mean
+    ]
     return losses, grads, [np.asarray(tf.cast(v, tf.float64)) for v in model.variables], found
 
 
@@ -80,7 +82,7 @@ def split(case: Case, whole: bool) -> tuple[list[float], list[Any], list[Any], A
         mean = [None if g is None else g.accumulate() for g in grads]
         opt.apply_gradients(zip(mean, model.trainable_variables, strict=True))
         merged = tf.nest.map_structure(lambda each: each.merge(), found)
-        return [g for g in mean if g is not None], loss.reduce_mean(), merged
+        return [tf.convert_to_tensor(g) for g in mean if g is not None], loss.reduce_mean(), merged
 
     train = tf.function(train) if whole else train
     losses, mean, found = [], [], None
@@ -88,6 +90,16 @@ def split(case: Case, whole: bool) -> tuple[list[float], list[Any], list[Any], A
         mean, loss, found = train(x, y)
         losses.append(float(loss))
     return losses, mean, model.variables, found, model
+
+
+def mean_of(gradients: Any) -> Any:
+    """The mean of microbatches' gradients; rows of all of them, where there are rows."""
+    if not isinstance(gradients[0], tf.IndexedSlices):
+        return tf.add_n(list(gradients)) / MICROBATCHES
+    values = tf.concat([each.values for each in gradients], 0) / MICROBATCHES
+    return tf.IndexedSlices(
+        values, tf.concat([each.indices for each in gradients], 0), gradients[0].dense_shape
+    )
 
 
 def difference(one: Any, other: Any, least: float = 1e-3) -> float:

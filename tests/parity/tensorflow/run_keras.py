@@ -416,6 +416,70 @@ def the_first_batch_is_compared_with_one_process(partitions: int) -> None:
         assert weft.rank() or "verify: fit gives the losses and gradients" in words, words
 
 
+OPTIMIZERS: tuple[Callable[[], Any], ...] = (
+    lambda: keras.optimizers.Adam(0.05, clipnorm=0.1),
+    lambda: keras.optimizers.RMSprop(0.05, global_clipnorm=0.05),
+    lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adafactor(0.05)),
+)
+
+
+@check
+def gradients_by_rows(partitions: int) -> None:
+    """Keras takes a word's rows in an embedding's gradient one by one, and so it has to get them."""
+    begin(partitions)
+    x, y = words(8)
+    for make in OPTIMIZERS:
+        found = []
+        for wrap in (lambda net: net, weft.DistributedModel):
+            model = wrap(seeded(tagger))
+            model.compile(make(), CROSS(from_logits=True), jit_compile=False)
+            found.append(model.fit(x, y, epochs=3, batch_size=8, shuffle=False, verbose=0).history["loss"])
+        near(*reversed(found), f"the losses of {make().name}", 1e-4)
+
+    plain, model = seeded(tagger), weft.DistributedModel(seeded(tagger))
+
+    def gradients_of(net: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, net(x), from_logits=True))
+        return tape.gradient(loss, net.trainable_variables)
+
+    expected = gradients_of(plain, x, y)[0]
+    found = weft.step(lambda x, y: gradients_of(model, x, y))(x, y)
+    if model.owner_of(model.all_variables()[0]) == weft.pp_rank():
+        rows = found[0].accumulate()
+        near(rows.values, expected.values, "the rows")
+        assert (rows.indices.numpy() == expected.indices.numpy()).all()
+        near(found[0].reduce_sum().values, expected.values * len(found[0].outputs), "their sum", 1e-4)
+        assert found[0].stack().shape == [len(found[0].outputs), 9, 8]
+
+
+@check
+def compiled_again(partitions: int) -> None:
+    """What `compile` is given counts from the next `fit` on: the loss, the optimizer, the layers that are trained."""
+    begin(partitions)
+    x, y, _ = rows(8)
+    both = {"p": y, "q": np.ones((8, 1), "float32")}
+    cross = CROSS(from_logits=True)
+    found: list[list[Any]] = []
+    for wrap in (lambda net: net, weft.DistributedModel):
+        net = seeded(two_outputs)
+        model, told = wrap(net), []
+        for optimizer, losses, trainable in (
+            ("sgd", {"p": cross, "q": "mse"}, True),
+            ("adam", {"p": CROSS(from_logits=True, reduction="sum"), "q": "mae"}, True),
+            (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), {"p": cross, "q": "mae"}, False),
+        ):
+            net.layers[1].trainable = trainable
+            model.compile(optimizer, losses, metrics={"p": ["accuracy"]}, jit_compile=False)
+            told.append(model.fit(x, both, batch_size=8, epochs=2, shuffle=False, verbose=0).history)
+            told.append(model.evaluate(x, both, batch_size=8, verbose=0, return_dict=True))
+        found.append(told)
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        assert sorted(one) == sorted(other), (number, sorted(one), sorted(other))
+        for name, value in one.items():
+            near(other[name], value, f"{name} of {number}", 1e-4)
+
+
 @check
 def batches_smaller_than_microbatches(partitions: int) -> None:
     begin(partitions)

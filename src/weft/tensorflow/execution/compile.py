@@ -18,6 +18,7 @@ from weft.report.text import PlacementRow
 from weft.tensorflow import private
 from weft.tensorflow.execution.executor import Runnable
 from weft.tensorflow.execution.functions import Cutter
+from weft.tensorflow.execution.messages import Watcher
 from weft.tensorflow.execution.program import make_program
 from weft.tensorflow.session.freeing import name_of
 from weft.tensorflow.session.session import Session
@@ -25,8 +26,8 @@ from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
 from weft.tensorflow.split.units import Units, make_units
 from weft.tensorflow.trace.capture import Capture, capture
-from weft.tensorflow.trace.denominators import Reduction
 from weft.tensorflow.trace.operations import Value
+from weft.tensorflow.trace.returned import Returned
 
 log = logging.getLogger("weft")
 
@@ -45,8 +46,9 @@ class Compiled:
         owners: The partition of each variable of a model, by its key.
         placement: Where the units lie, for people.
         number: Which of the job's traced steps this is.
-        prove: Compares the first batch with one process, if that is wanted.
-        reductions: Of each tensor that the step returns the loss that tells what a microbatch weighs; None for samples.
+        prove: Compares microbatches of the first batch with the whole of it, if that is wanted.
+        proof: Compares the first batch with one process, if that is wanted.
+        returned: What is known of each tensor that the step returns.
     """
 
     capture: Capture
@@ -59,7 +61,8 @@ class Compiled:
     placement: ModelPlacement
     number: int = 0
     prove: Callable[[Sequence[Any]], None] | None = None
-    reductions: list[Reduction | None] = field(default_factory=list)
+    proof: Watcher | None = None
+    returned: list[Returned] = field(default_factory=list)
 
     @property
     def bound(self) -> bool:

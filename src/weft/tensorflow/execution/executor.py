@@ -65,7 +65,7 @@ class Way(Protocol):
 
     def send(self, microbatch: int, items: list[Item], tensors: list[Any]) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, results: list[list[Any]]) -> list[list[Any]]: ...
 
 
 def run(
@@ -107,8 +107,7 @@ def run(
             way.send(microbatch, items, [own[value] for _, value, _ in phase.sends])
         for value in [value for value in own if left[microbatch, value] <= 0]:
             del own[value]
-    way.end()
-    return results
+    return way.end(results)
 
 
 def _count_uses(runnable: Runnable) -> Counter[tuple[int, Value]]:
@@ -157,8 +156,9 @@ class Eagerly:
     def send(self, microbatch: int, items: list[Item], tensors: list[Any]) -> None:
         self._messages.send(microbatch, items, tensors)
 
-    def end(self) -> None:
-        self._messages.end()
+    def end(self, results: list[list[Any]]) -> list[list[Any]]:
+        self._messages.end(results)
+        return results
 
 
 class InGraph:
@@ -176,13 +176,16 @@ class InGraph:
         self._after = [done.op]
 
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
-        messages = self._messages
+        messages, count = self._messages, len(tensors)
+        handles = messages.proof.handles if messages.proof is not None else []
 
         def began(*given: Any) -> int:
-            messages.begin(not trains, given)
+            messages.begin(not trains, given[:count])
             return 0
 
-        done = tf.py_function(began, list(tensors), tf.int32)
+        done = tf.py_function(
+            began, [*tensors, *handles], tf.int32
+        )  # after what was written into variables before
         self._after = [done.op]
 
     def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:
@@ -203,7 +206,8 @@ class InGraph:
             self._tell(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
         with tf.control_dependencies(self._after) if self._after else nullcontext():
             found, done = function.in_graph(inputs)
-        self._after = done or self._after
+        if done:  # of a call without effects only some operations may wait for what is before it
+            self._after = [tf.group(*done, *self._after)]
         if self._records:
             self._tell(lambda: messages.done(kind, microbatch, stage))
         return found
@@ -219,5 +223,20 @@ class InGraph:
             done = tf.py_function(sent, tensors, tf.int32)
         self._after = [done.op]
 
-    def end(self) -> None:
-        self._tell(self._messages.end)
+    def end(self, results: list[list[Any]]) -> list[list[Any]]:
+        messages = self._messages
+        if messages.proof is None:
+            self._tell(messages.end)
+            return results
+        wanted, handles = messages.proof.wanted(results), messages.proof.handles
+        at = {id(each): number for number, each in enumerate(wanted)}
+        places = [[at.get(id(each)) for each in row] for row in results]
+
+        def ended(*given: Any) -> int:
+            messages.end([[None if place is None else given[place] for place in row] for row in places])
+            return 0
+
+        with tf.control_dependencies(self._after):
+            done = tf.py_function(ended, [*wanted, *handles], tf.int32)
+        with tf.control_dependencies([done.op]):  # nothing uses a result before it was compared
+            return [[None if each is None else tf.identity(each) for each in row] for row in results]

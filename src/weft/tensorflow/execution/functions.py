@@ -34,16 +34,17 @@ class PhaseFunction:
     passed: dict[Value, int]
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        return self._outputs(inputs, private.call(self.function, inputs) if self.function is not None else [])
+        return self.outputs(inputs, private.call(self.function, inputs) if self.function is not None else [])
 
     def in_graph(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The outputs, and the operations that are done when all of them are there."""
         if self.function is None:
-            return self._outputs(inputs, []), []
+            return self.outputs(inputs, []), []
         found, done = private.call_in_graph(self.function, inputs)
-        return self._outputs(inputs, found), done
+        return self.outputs(inputs, found), done
 
-    def _outputs(self, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
+    def outputs(self, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
+        """The outputs, from what the function takes and what it has computed."""
         found = iter(computed)
         return [
             inputs[self.passed[value]] if value in self.passed else next(found)

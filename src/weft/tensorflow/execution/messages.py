@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,6 +25,8 @@ from weft.watch.progress import Ranks
 log = logging.getLogger("weft")
 SAMPLES = 256
 """So many values of each tensor are compared in every step."""
+VERIFIED = 3
+"""So many steps ``weft verify`` compares."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,24 @@ class Item:
     number: int
     peer: int
     name: str
+
+
+class Watcher(Protocol):
+    """What sees a step beside: what it begins with, what is sent, and what it returns.
+
+    Attributes:
+        handles: The variables that it reads, before the step and after it.
+    """
+
+    handles: list[Any]
+
+    def begin(self, tensors: Sequence[Any]) -> None: ...
+
+    def note(self, microbatch: int, items: Sequence[Item], tensors: Sequence[Any]) -> None: ...
+
+    def wanted(self, results: list[list[Any]]) -> list[Any]: ...
+
+    def end(self, results: Sequence[Sequence[Any]]) -> None: ...
 
 
 def compare_calls(session: Session, step: int, call: str) -> StepCheck:
@@ -79,6 +99,7 @@ class Messages:
 
     Attributes:
         records: Whether the phases are told to a recording. A graph that was traced without goes on so.
+        proof: What compares the step with one process, if something does.
     """
 
     def __init__(
@@ -87,8 +108,10 @@ class Messages:
         name: str,
         batch: MiniBatch,
         prove: Callable[[Sequence[Any]], None] | None = None,
+        proof: Watcher | None = None,
     ) -> None:
         self.session = session
+        self.proof = proof
         self._prove = prove
         self._name, self._batch = name, batch
         self._at_s = 0.0
@@ -100,6 +123,9 @@ class Messages:
         """A step begins, with these tensors: the other ranks of the pipeline must have the same ones."""
         with self.session.guarded():
             self._begin(evaluates, tensors)
+            if self.proof is not None:
+                self.proof.begin(tensors)
+                self.session.monitor.note("forward", self.session.steps, 0)
 
     def _begin(self, evaluates: bool, tensors: Sequence[Any]) -> None:
         session = self.session
@@ -123,9 +149,12 @@ class Messages:
             self._prove(tensors)
         session.monitor.note("forward", session.steps, 0)
 
-    def end(self) -> None:
-        """A step has ended."""
+    def end(self, results: Sequence[Sequence[Any]] = ()) -> None:
+        """A step has ended, with these results."""
         session = self.session
+        if self.proof is not None:
+            with session.guarded():
+                self.proof.end(results)
         if session.channel is not None:
             session.channel.mailbox.discard(session.steps)
         if session.recorder is not None:
@@ -134,6 +163,9 @@ class Messages:
             samples = self._samples * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
+        if session.settings.verify_report and session.channel is not None and session.steps >= VERIFIED:
+            session.failure = SystemExit(0)  # TensorFlow makes an error of its own of it, in a graph
+            raise session.failure
 
     def open(self) -> None:
         """A step of a process without others is called: it is counted, and told, at its end."""
@@ -189,6 +221,8 @@ class Messages:
         channel = self.session.channel
         assert channel is not None
         with self.session.guarded():
+            if self.proof is not None:
+                self.proof.note(microbatch, items, tensors)
             for item, tensor in zip(items, tensors, strict=True):
                 key = Key(VALUE, self.session.steps, microbatch, item.number)
                 channel.send(item.peer, Message(key, to_torch(tensor)))

@@ -137,6 +137,11 @@ def make_program(
     return Program(found, results)
 
 
+def number_messages(record: Record, phases: Phases, replicated: set[int]) -> dict[tuple[Value, int], int]:
+    """The messages of a step: each value that goes from partition to partition, where to, and its number."""
+    return _number_messages(record, _uses(record, phases, replicated), phases)
+
+
 def _uses(record: Record, phases: Phases, replicated: set[int]) -> dict[Value, set[tuple[int, int]]]:
     """Who takes each value that is not computed wherever it is needed: (partition, position)."""
     partitions = range(phases.partitions)

@@ -7,6 +7,7 @@ from weft.tensorflow.private.functions import call as call
 from weft.tensorflow.private.functions import call_in_graph as call_in_graph
 from weft.tensorflow.private.functions import call_with as call_with
 from weft.tensorflow.private.functions import context_exists as context_exists
+from weft.tensorflow.private.functions import effect_of as effect_of
 from weft.tensorflow.private.functions import keep_from_xla as keep_from_xla
 from weft.tensorflow.private.functions import library_of as library_of
 from weft.tensorflow.private.functions import operation_of as operation_of
@@ -64,7 +65,9 @@ from weft.tensorflow.private.variables import copied as copied
 from weft.tensorflow.private.variables import free as free
 from weft.tensorflow.private.variables import handle_of as handle_of
 from weft.tensorflow.private.variables import handles_made as handles_made
+from weft.tensorflow.private.variables import has_type as has_type
 from weft.tensorflow.private.variables import key_of as key_of
+from weft.tensorflow.private.variables import read as read
 from weft.tensorflow.private.variables import underlying as underlying
 from weft.tensorflow.private.variables import uninitialised as uninitialised
 from weft.tensorflow.private.variables import variables_wait as variables_wait

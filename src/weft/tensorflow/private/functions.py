@@ -16,7 +16,7 @@ from tensorflow.python.eager.polymorphic_function import (
     function_context,
 )
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import op_def_registry, ops
 from tensorflow.python.ops import control_flow_util
 
 from weft.tensorflow.private.graphs import is_building_function, made, number_of, tracing_a_step
@@ -39,6 +39,28 @@ def operation_of(function: Any, kinds: Sequence[str]) -> str:
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
     return next((node.op for node in nodes if any(kind in node.op for kind in kinds)), "")
+
+
+HARMLESS = (
+    "ReadVariable", "AssignVariable", "AssignAddVariable", "AssignSubVariable", "ResourceApply", "ResourceSparseApply",
+    "ResourceScatter", "ResourceGather", "ResourceStridedSliceAssign", "VariableShape", "VarIsInitialized",
+    "VarHandle", "PartitionedCall", "While", "If", "Case", "Assert", "RngReadAndSkip", "RngSkip", "StatefulUniform",
+    "StatefulStandardNormal", "StatefulTruncatedNormal", "LookupTableFind", "LookupTableSize", "Placeholder", "NoOp",
+    "TensorArray",
+)  # fmt: skip
+"""Parts of the names of operations whose only effects are on variables that they are given."""
+
+
+def effect_of(function: Any) -> str:
+    """An operation of a concrete function, or of those that it calls, that does more than to compute and to change
+    variables: it draws random numbers of its own, calls Python, or prints; empty without one."""
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    for node in nodes:
+        known = op_def_registry.get(node.op)
+        if known is not None and known.is_stateful and not any(each in node.op for each in HARMLESS):
+            return str(node.op)
+    return ""
 
 
 def call_in_graph(function: Any, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -107,6 +107,20 @@ def waits(variable: Any) -> bool:
     return id(underlying(variable)) in _waiting
 
 
+def has_type(handle: Any) -> bool:
+    """True for the handle of a variable whose values can be read and sent; other resources are tables, say."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or len(data.shape_and_type) != 1:
+        return False
+    return bool(tf.dtypes.as_dtype(data.shape_and_type[0].dtype) != tf.string)
+
+
+def read(handle: Any) -> Any:
+    """The value of a variable, by its handle."""
+    dtype = tf.dtypes.as_dtype(handle._handle_data.shape_and_type[0].dtype)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
 def copied(captured: Any) -> Any:
     """A new variable with the value of another one, given its handle; what is none, as it is."""
     data = getattr(captured, "_handle_data", None)
