@@ -31,6 +31,12 @@ def underlying(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def bytes_of(variable: Any) -> int:
+    """How many bytes the value of a variable takes."""
+    kept = underlying(variable)
+    return int(kept.shape.num_elements() or 0) * int(kept.dtype.size)
+
+
 def uninitialised(value: Any) -> bool:
     """Whether a variable has no value yet."""
     return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
@@ -105,6 +111,13 @@ def waiting() -> list[WaitingVariable]:
 def waits(variable: Any) -> bool:
     """Whether the value of a variable was not made yet."""
     return id(underlying(variable)) in _waiting
+
+
+def take_first_value(variable: Any) -> None:
+    """Give a variable that had no value of its own yet its first one again; nothing for one that has no memory here."""
+    kept = underlying(variable)
+    if isinstance(kept, WaitingVariable) and kept.is_initialized():
+        kept.assign(kept._make())
 
 
 def copied(captured: Any) -> Any:
