@@ -73,6 +73,12 @@ def open_mpi_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _torch_is_there(torch: ModuleType) -> None:
+    """Let PyTorch be as scripts for the original expect it; not where it only carries messages of TensorFlow.
+
+    ``weft.torch`` would bring PyTorch's compiler, whose LLVM ends a process that has the one of TensorFlow.
+    """
+    if "weft.tensorflow" in sys.modules:
+        return
     from weft.compat import plain_data
     from weft.compat.cuda import is_cpu, lightning_is_cpu
     from weft.compat.dataparallel import smddp

@@ -47,6 +47,10 @@ class SplitModel(Mixin):
     def module(self) -> Any:
         return self if self._wrapped is None else self._wrapped
 
+    def __dir__(self) -> list[str]:
+        """All but ``module``: Keras looks for parts there when it loads weights, and one's own self is none."""
+        return [name for name in super().__dir__() if name != "module"]
+
     @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         marks = capture.tracing()
@@ -131,9 +135,10 @@ class SplitModel(Mixin):
         """
         own = (private.key_of(private.handle_of(variable)) for variable in self.all_variables())
         self._owners.update({key: owners[key] for key in own if key in owners})
+        if self.placement is None:
+            private.set_untracked(self, "placement", placement)
         if self.partitioned:
             return
-        private.set_untracked(self, "placement", placement)
         self.partitioned = True
         waiting = [*self._waiting, *session().after_partition]
         self._waiting.clear()
@@ -159,7 +164,61 @@ class SplitModel(Mixin):
         if former in self._owners:
             self._owners[key] = self._owners.pop(former)
 
-    # --- files ----------------------------------------------------------------------------------------------
+    # --- values and files -----------------------------------------------------------------------------------
+
+    def get_weights(self) -> list[Any]:
+        """The values of the whole model; every rank of a pipeline calls this, outside of a step."""
+        from weft.tensorflow.checkpoint import keras_files
+
+        return keras_files.values(self)
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Give the whole model values, as :meth:`get_weights` gives them; every rank takes its own."""
+        from weft.tensorflow.checkpoint import keras_files
+
+        keras_files.set_values(self, weights)
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the whole model and its optimizer as Keras has it; every rank calls this, the first one writes."""
+        from weft.tensorflow.checkpoint import keras_files
+
+        keras_files.save(self, filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the weights of the whole model as Keras has it; every rank calls this, the first one writes."""
+        from weft.tensorflow.checkpoint import keras_files
+
+        keras_files.write(
+            self,
+            filepath,
+            "save_weights",
+            lambda net, path: _plain(net).save_weights(net, path, *args, **kwargs),
+        )
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Take weights from a file of Keras; every rank calls this, and keeps its own part.
+
+        Where the file cannot be read on a rank, or does not fit, all ranks end with an error, and nothing has changed.
+        """
+        from weft.tensorflow.checkpoint import keras_files
+
+        keras_files.read(
+            self,
+            filepath,
+            "load_weights",
+            lambda net, path: _plain(net).load_weights(net, path, *args, **kwargs),
+        )
+
+    def count_params(self) -> int:
+        """How many numbers the whole model has."""
+        with self.whole():
+            return int(super().count_params())
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Show the whole model, as Keras has it; without ``print_fn`` the first rank does."""
+        if session().rank == 0 or kwargs.get("print_fn") is not None:
+            with self.whole():
+                _plain(self.module).summary(self.module, *args, **kwargs)
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Write the whole model, as plain TensorFlow loads it; every rank calls this, outside of a step.
@@ -178,6 +237,12 @@ class SplitModel(Mixin):
             yield
         finally:
             self._whole = before
+
+
+def _plain(net: Any) -> Any:
+    """The class of Keras whose methods write and show a model."""
+    base: type = private.keras_two_model() if private.is_of_keras_two(net) else keras.Model
+    return base if isinstance(net, SplitModel) else type(net)
 
 
 def _as_the_model_has_it(inputs: Any, previous_mask: Any = None) -> None:

@@ -23,6 +23,7 @@ from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
+from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
@@ -281,12 +282,17 @@ def _collect(shares: list[Any], results: list[Any], returned: list[Returned]) ->
 def _finish_models(joined: Session, compiled: Compiled) -> None:
     """Tell the models that the step has called where their variables are; all replicas begin with the same values."""
     used = list({id(model): model for model, _, _ in compiled.capture.marks.models}.values())
-    new = [model for model in used if not model.partitioned]
-    make_values(used, compiled.capture.variables, compiled.owners)
-    for model in used:
-        model.finish_partition(compiled.owners, compiled.placement)
+    new = [model for model in used if model.placement is None]
+    owners = with_twins(compiled.owners, joined.models if joined.settings.auto_partition else ())
+    known = [*used, *twins_of(used, joined.models, owners)]
+    make_values(known, compiled.capture.variables, owners)
+    for model in known:
+        model.finish_partition(owners, compiled.placement if model in used else None)
     if joined.settings.partitions > 1:
-        free_others(used)
+        free_others(known)
+        if new and joined.rank == 0:
+            for reason in reasons_to_tell(joined.models, new):
+                log.warning("%s", reason)
     for model in new:
         if joined.mesh.rdp > 1:
             broadcast_from_first(model.variables, joined)

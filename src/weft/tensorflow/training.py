@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 from weft.errors import UsageError
 from weft.session.cut import Cut, Joined
 from weft.tensorflow import private
+from weft.tensorflow.checkpoint.export import gathered
 from weft.tensorflow.checkpoint.run import Run
 from weft.tensorflow.session.session import session
 from weft.tensorflow.step import Step
@@ -109,16 +112,29 @@ class Training(Mixin):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras has it. With ``weft.checkpoints(...)`` among the callbacks it saves itself, and goes on where it was
         when the script starts again."""
-        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        call = inspect.signature(super().fit).bind(*args, **kwargs)
+        given = call.arguments
         callbacks = given.get("callbacks") or ()
-        run = next(
-            (each for each in getattr(callbacks, "callbacks", callbacks) if isinstance(each, Run)), None
-        )
+        listed = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else callbacks
+        if isinstance(listed, (list, tuple)) and session().place.world_size > 1:
+            given["callbacks"] = listed = self._written_once(listed)
+        run = next((each for each in getattr(listed, "callbacks", listed) if isinstance(each, Run)), None)
         if run is None:
-            return super().fit(*args, **kwargs)
+            return super().fit(*call.args, **call.kwargs)
         self._check_saved()
         with run.fitting(self, given.get("x"), given.get("steps_per_epoch"), given.get("initial_epoch", 0)):
-            return super().fit(*args, **kwargs)
+            return super().fit(*call.args, **call.kwargs)
+
+    def _written_once(self, callbacks: Any) -> list[Any]:
+        """The callbacks of this rank: files are written by the first one."""
+        joined = session()
+
+        @contextmanager
+        def gather() -> Iterator[None]:
+            with joined.doing("histograms of TensorBoard"), gathered(joined, self), self.whole():
+                yield
+
+        return private.written_once(callbacks, joined.rank == 0, self.module, gather)
 
     def _check_saved(self) -> None:
         """An error if ``fit`` cannot save itself."""

@@ -148,3 +148,18 @@ def test_a_horovod_that_is_installed_is_left_alone(tmp_path):
     installed.parent.mkdir()
     installed.touch()
     assert python(enabled, PYTHONPATH=f"{SOURCE}:{tmp_path}") == [str(installed)]
+
+
+ORDER = """
+import sys, types
+import tensorflow
+import weft.compat; weft.compat.enable()
+import smdistributed.dataparallel.tensorflow, smdistributed.modelparallel.tensorflow, horovod.tensorflow.keras
+print(sorted({"torch._dynamo", "torch._inductor", "weft.torch"} & set(sys.modules)))
+"""
+
+
+@needs_tensorflow
+def test_scripts_of_tensorflow_never_load_the_compiler_of_pytorch() -> None:
+    """Its LLVM ends a process that has the one of TensorFlow."""
+    assert python(ORDER)[-1] == "[]"

@@ -29,13 +29,23 @@ def save_model(model: Any, save_path: str | Path) -> None:
         CheckpointError: On the first rank: the disk does not take it; PeerError with its text on the others.
     """
     joined, path = session(), Path(save_path)
-    if path.suffix == ".keras" and model.module is model:
-        raise UsageError(
-            f"{type(model).__name__} derives from DistributedModel, so a .keras file could not be loaded without weft: "
-            "leave .keras out to get a SavedModel, or hand a Keras model over to DistributedModel"
-        )
+    check_loadable(model, path)
     with joined.doing("save_model()"), gathered(joined, model):
         agree_on(joined, joined.port(), lambda: _write(model, path), "save_model()")
+
+
+def check_loadable(model: Any, path: Path) -> None:
+    """Refuse a file of a whole model that plain Keras could not load.
+
+    Raises:
+        UsageError: The model's class is one of weft.
+    """
+    if path.suffix in (".keras", ".h5") and model.module is model:
+        raise UsageError(
+            f"{type(model).__name__} derives from DistributedModel, so a {path.suffix} file could not be loaded "
+            "without weft: leave the suffix out in model.save_model(path) to get a SavedModel, write the weights alone "
+            "(save_weights), or hand a Keras model over to DistributedModel"
+        )
 
 
 def _write(model: Any, path: Path) -> str:

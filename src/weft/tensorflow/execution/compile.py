@@ -22,9 +22,10 @@ from weft.tensorflow.execution.messages import Watcher
 from weft.tensorflow.execution.program import make_program
 from weft.tensorflow.session.freeing import name_of
 from weft.tensorflow.session.session import Session
+from weft.tensorflow.split.alike import at_one_place, fixed_of, units_of, with_twins
 from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations
-from weft.tensorflow.split.units import Units, make_units
+from weft.tensorflow.split.units import Units
 from weft.tensorflow.trace.capture import Capture, capture
 from weft.tensorflow.trace.operations import Value
 from weft.tensorflow.trace.returned import Returned
@@ -99,10 +100,13 @@ def compile_step(
 
     captured = capture(name, function, specs, lambda handle: names_of(models).get(private.key_of(handle)))
     owners = {key: at for model in models for key, at in model.owners.items()}
-    units = make_units(captured.record)
     keys = [private.key_of(handle) for handle in captured.variables]
     known = {number: owners[key] for number, key in enumerate(keys) if key in owners}
-    decision = agree(session, units, captured.record, known, microbatches)
+    units = _units(session, captured, keys, known)
+    twins = with_twins(owners, models if session.settings.auto_partition else ())
+    wished = {number: twins[key] for number, key in enumerate(keys) if key in twins}
+    fixed = fixed_of(captured.record, known, wished)
+    decision = agree(session, units, captured.record, fixed, microbatches)
     phases = _place(session, captured, units, decision, known)
     rank = session.position("pp")
     order = captured.record.in_order()
@@ -126,6 +130,20 @@ def compile_step(
     }
     placement = describe_placement(session.settings, units, decision)
     return Compiled(captured, units, decision, phases, cutter, runnable, owners | found, placement)
+
+
+def _units(session: Session, captured: Capture, keys: list[int], known: dict[int, int]) -> Units:
+    """The units of a step; those of models that it calls lie alike where the models are alike."""
+    pairs: list[tuple[int, int]] = []
+    if session.settings.auto_partition and session.settings.partitions > 1:
+        number = {key: at for at, key in enumerate(keys)}
+        called = {id(model): model for model, _, _ in captured.marks.models}.values()
+        pairs = [
+            (number[one], number[other])
+            for one, other in at_one_place(called)
+            if one in number and other in number
+        ]
+    return units_of(captured.record, pairs, known, session.settings.partitions)
 
 
 def names_of(models: list[Any]) -> dict[int, str]:

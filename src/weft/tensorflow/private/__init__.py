@@ -3,6 +3,7 @@
 Elsewhere these are written as ``private.call``, say.
 """
 
+from weft.tensorflow.private.callbacks import written_once as written_once
 from weft.tensorflow.private.functions import call as call
 from weft.tensorflow.private.functions import call_in_graph as call_in_graph
 from weft.tensorflow.private.functions import call_with as call_with
@@ -49,6 +50,7 @@ from weft.tensorflow.private.models import mask_of as mask_of
 from weft.tensorflow.private.models import means_of_losses as means_of_losses
 from weft.tensorflow.private.models import optimizer_classes as optimizer_classes
 from weft.tensorflow.private.models import optimizer_reads as optimizer_reads
+from weft.tensorflow.private.models import plain_models as plain_models
 from weft.tensorflow.private.models import set_untracked as set_untracked
 from weft.tensorflow.private.models import share_compiled as share_compiled
 from weft.tensorflow.private.models import trained_by as trained_by
@@ -61,6 +63,7 @@ from weft.tensorflow.private.random_states import make_shared_state as make_shar
 from weft.tensorflow.private.random_states import shared_states as shared_states
 from weft.tensorflow.private.recording import watch_iterators as watch_iterators
 from weft.tensorflow.private.recording import watch_updates as watch_updates
+from weft.tensorflow.private.variables import bytes_of as bytes_of
 from weft.tensorflow.private.variables import copied as copied
 from weft.tensorflow.private.variables import free as free
 from weft.tensorflow.private.variables import handle_of as handle_of
@@ -68,6 +71,7 @@ from weft.tensorflow.private.variables import handles_made as handles_made
 from weft.tensorflow.private.variables import has_type as has_type
 from weft.tensorflow.private.variables import key_of as key_of
 from weft.tensorflow.private.variables import read as read
+from weft.tensorflow.private.variables import take_first_value as take_first_value
 from weft.tensorflow.private.variables import underlying as underlying
 from weft.tensorflow.private.variables import uninitialised as uninitialised
 from weft.tensorflow.private.variables import variables_wait as variables_wait

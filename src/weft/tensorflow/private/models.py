@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -184,6 +185,17 @@ def watch_reductions(reduced: Callable[[Any, str | None, Any, Any, bool], None])
         yield
     finally:
         losses.reduce_weighted_values = original
+
+
+def plain_models() -> list[Any]:
+    """The models of every Keras that is imported that exist, but for those of weft, and for those that they wrap."""
+    kinds = tuple(
+        module.Model for name in ("keras", "tf_keras") if (module := sys.modules.get(name)) is not None
+    )
+    found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    split = [each for each in found if hasattr(each, "all_variables")]
+    hidden = {id(model) for each in split for model in (each, each.module)}
+    return [each for each in found if id(each) not in hidden and each.built]
 
 
 def is_of_keras_two(model: Any) -> bool:

@@ -31,6 +31,12 @@ def underlying(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def bytes_of(variable: Any) -> int:
+    """How many bytes the value of a variable takes."""
+    kept = underlying(variable)
+    return int(kept.shape.num_elements() or 0) * int(kept.dtype.size)
+
+
 def uninitialised(value: Any) -> bool:
     """Whether a variable has no value yet."""
     return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
@@ -119,6 +125,13 @@ def read(handle: Any) -> Any:
     """The value of a variable, by its handle."""
     dtype = tf.dtypes.as_dtype(handle._handle_data.shape_and_type[0].dtype)
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def take_first_value(variable: Any) -> None:
+    """Give a variable that had no value of its own yet its first one again; nothing for one that has no memory here."""
+    kept = underlying(variable)
+    if isinstance(kept, WaitingVariable) and kept.is_initialized():
+        kept.assign(kept._make())
 
 
 def copied(captured: Any) -> Any:

@@ -65,11 +65,13 @@ def find_replicated(record: Record, order: list[int]) -> set[int]:
 
 
 def variable_sets(record: Record) -> list[list[int]]:
-    """All variables, in sets: those that one operation uses at once are in one, and belong to one partition."""
+    """All variables, in sets that belong to one partition: one operation uses them at once, or models are alike."""
     sets = Together(len(record.variables))
     for operation in record.operations:
         if operation.reads:
             sets.join_all(operation.reads)
+    for one, other in record.alike:
+        sets.join(one, other)
     found: dict[int, list[int]] = defaultdict(list)
     for variable in range(len(record.variables)):
         found[sets.of(variable)].append(variable)
@@ -91,8 +93,27 @@ def make_units(record: Record) -> Units:
     members: dict[int, list[int]] = defaultdict(list)
     for number in sorted(inside):
         members[sets.of(number)].append(number)
-    order = in_order(edges, {root: min(numbers) for root, numbers in members.items()})
+    order = in_order(edges, _first_of_alike(record, members))
     return _describe(record, [members[root] for root in order], replicated)
+
+
+def _first_of_alike(record: Record, members: dict[int, list[int]]) -> dict[int, int]:
+    """The first operation of each unit, or of one at its place in a model that is alike: they come side by side."""
+    first = {root: min(numbers) for root, numbers in members.items()}
+    if not record.alike:
+        return first
+    sets = Together(len(record.variables))
+    for one, other in record.alike:
+        sets.join(one, other)
+    reads = {
+        root: {sets.of(each) for number in numbers for each in record.operations[number].reads}
+        for root, numbers in members.items()
+    }
+    earliest: dict[int, int] = {}
+    for root, variables in reads.items():
+        for variable in variables:
+            earliest[variable] = min(first[root], earliest.get(variable, first[root]))
+    return {root: min([first[root], *(earliest[each] for each in reads[root])]) for root in members}
 
 
 def _find_inside(record: Record, order: list[int], replicated: set[int]) -> set[int]:

@@ -83,12 +83,14 @@ class Record:
         variables: All variables that they use.
         results: What the step returns, flat; None where that is no tensor.
         gradients: Of each of ``results`` the variables whose gradient it may be.
+        alike: Variables that belong to one partition since models are alike, two by two.
     """
 
     operations: list[Operation]
     variables: list[Variable] = field(default_factory=list)
     results: list[Value | None] = field(default_factory=list)
     gradients: list[frozenset[int]] = field(default_factory=list)
+    alike: list[tuple[int, int]] = field(default_factory=list)
 
     def size_of(self, value: Value) -> int:
         """What a value takes, in bytes; 0 where that is not known before it is made."""
