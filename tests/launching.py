@@ -180,7 +180,13 @@ def _written(script: str | Path, folder: str) -> Path:
 def _environ(env: Mapping[str, str] | None) -> dict[str, str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith(FOREIGN)}
     paths = [str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **(env or {})}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "WEFT_OPENING": "off",
+        **(env or {}),
+    }
 
 
 def _launcher(name: str, n: int, config: Mapping[str, Any] | None) -> list[str]:

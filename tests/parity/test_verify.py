@@ -55,7 +55,9 @@ for _ in range(2):
 
 def test_the_first_rank_says_what_was_split_and_proved():
     def lines(*options: str) -> list[str]:
-        done = run_ranks(2, OPENING, options=options, timeout=120, warm=True).check()
+        done = run_ranks(
+            2, OPENING, env={"WEFT_OPENING": "on"}, options=options, timeout=120, warm=True
+        ).check()
         return [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
 
     (line,) = lines("--pipeline", "GPipe", "--microbatches", "4")

@@ -24,6 +24,8 @@ from weft.watch.values import ValueFile
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("weft")
+OPENING = "WEFT_OPENING"
+"""Variable: off, and there is no line at the start, under launchers that have no `--quiet`."""
 
 
 def opening(session: Session) -> None:
@@ -31,7 +33,9 @@ def opening(session: Session) -> None:
     if session.opened:
         return
     session.opened = True
-    if session.rank != 0 or session.place.world_size == 1 or os.environ.get(VARIABLE) == "off":
+    if session.rank != 0 or session.place.world_size == 1:
+        return
+    if "off" in (os.environ.get(VARIABLE), os.environ.get(OPENING)):
         return
     settings = session.settings
     schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name

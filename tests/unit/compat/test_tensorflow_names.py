@@ -58,6 +58,14 @@ optimizer = keras.optimizers.SGD(0.5)
 refused(UsageError, "leave it out", lambda: hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2))
 assert hvd.DistributedOptimizer(optimizer) is optimizer and type(optimizer).__name__ == "SGD"
 assert optimizer.variables() == optimizer.variables != []
+metric = keras.metrics.Mean()
+metric.update_state(3.0)
+metric.reset_states()
+metric.update_state(1.0)
+assert float(metric.result()) == 1.0
+decay = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=2, decay_rate=0.5, staircase=True, name=None)
+assert [float(decay(step)) for step in (0, 2)] == [0.5, 0.25]
+assert keras.optimizers.schedules.PolynomialDecay(0.5, 2, name=None)(0) == 0.5
 variable, other = keras.Variable([1.0, 2.0]), keras.Variable([1.0])
 
 @tf.function

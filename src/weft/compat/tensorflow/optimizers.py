@@ -1,12 +1,14 @@
-"""What optimizers of Keras had in earlier versions of TensorFlow, for which scripts were written.
+"""What Keras had in earlier versions of TensorFlow, for which scripts were written: its optimizers most of all.
 
 ``optimizer.get_gradients(loss, variables)`` is how a step takes gradients; Keras 3 has no such method. The original
 supports no tape. ``optimizer.variables()`` was a method, and is a list now: here it is a list that can be called.
+``metric.reset_states()`` is ``reset_state()`` now, and a schedule of learning rates called None has its default name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +39,23 @@ def _extend(keras: ModuleType) -> None:
     if owner is not None:
         listed = vars(owner)["variables"].fget
         owner.variables = property(lambda self: Variables(listed(self)), doc=listed.__doc__)
+    metric = keras.metrics.Metric
+    if not hasattr(metric, "reset_states"):
+        metric.reset_states = lambda self: self.reset_state()
+    schedules = keras.optimizers.schedules
+    for each in list(vars(schedules).values()):
+        if isinstance(each, type) and issubclass(each, schedules.LearningRateSchedule):
+            each.__init__ = _without_name(each.__init__)
+
+
+def _without_name(made: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("name", "") is None:
+            del kwargs["name"]
+        made(self, *args, **kwargs)
+
+    return init
 
 
 class Variables(list[Any]):
