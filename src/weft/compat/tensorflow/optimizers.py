@@ -8,7 +8,7 @@ supports no tape. ``optimizer.variables()`` was a method, and is a list now: her
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -45,17 +45,19 @@ def _extend(keras: ModuleType) -> None:
     schedules = keras.optimizers.schedules
     for each in list(vars(schedules).values()):
         if isinstance(each, type) and issubclass(each, schedules.LearningRateSchedule):
-            each.__init__ = _without_name(each.__init__)
+            _name_by_default(each)
 
 
-def _without_name(made: Callable[..., None]) -> Callable[..., None]:
+def _name_by_default(schedule: Any) -> None:
+    made = schedule.__init__
+
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("name", "") is None:
             del kwargs["name"]
         made(self, *args, **kwargs)
 
-    return init
+    schedule.__init__ = init
 
 
 class Variables(list[Any]):
