@@ -293,6 +293,9 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
         if new and joined.rank == 0:
             for reason in reasons_to_tell(joined.models, new):
                 log.warning("%s", reason)
+    if new and compiled.placement is not None:
+        names = " and ".join(type(model).__name__ for model in new)
+        joined.placements.append((names, compiled.placement))
     for model in new:
         if joined.mesh.rdp > 1:
             broadcast_from_first(model.variables, joined)

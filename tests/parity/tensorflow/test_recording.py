@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,12 @@ for x, y in data:
 
 
 def test_an_optimizer_that_xla_compiles_is_left_alone(tmp_path: Path):
-    run_ranks(2, XLA, options=["--record", str(tmp_path / "run")], warm=WARM).check()
+    options, shown = ["--record", str(tmp_path / "run")], {"WEFT_OPENING": "on"}
+    done = run_ranks(2, XLA, env=shown, options=options, warm=WARM).check()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("weft: 2 partitions of ")]
+    assert re.search(
+        r", 1F1B, \d+ microbatch.*; train_step (equals|was not compared with) one process", line
+    ), line
     run = read_run(tmp_path / "run")
     assert run.complete and all(len(run.steps[rank]) == 5 for rank in run.ranks)
     assert all(step.optimizer_s == 0 for rank in run.ranks for step in run.steps[rank])

@@ -16,6 +16,7 @@ from weft.runtime.allocator import resident_bytes
 from weft.session.recording import record_first
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
+from weft.session.watching import opening
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
 from weft.tensorflow.tensors.mini_batch import MiniBatch
@@ -163,6 +164,7 @@ class Messages:
             samples = self._samples * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
+        opening(session)
         if session.settings.verify_report and session.channel is not None and session.steps >= VERIFIED:
             session.failure = SystemExit(0)  # TensorFlow makes an error of its own of it, in a graph
             raise session.failure

@@ -111,7 +111,8 @@ class Proof:
             self.waits = self._running = False
             self._report({"step": session.steps, "reason": found})
             if self._own == 0:
-                log.info("verify: %s is not compared with one process: %s", self._title, found)
+                session.proof = f"{self._title} was not compared with one process: {found}"
+                log.info("verify: %s", session.proof)
 
     # --- when the step is traced ----------------------------------------------------------------------------
 
@@ -349,6 +350,7 @@ class Proof:
             parts.append(f"what it writes into {len(one.variables)} variables")
         text = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
         log.info("verify: %s gives %s; this took %.2f s", self._title, text, self._spent_s)
+        self._session.proof = f"{self._title} equals one process ({self._spent_s:.2f} s)"
 
     def _report(self, row: dict[str, Any]) -> None:
         """Write a line for ``weft verify``."""
