@@ -7,6 +7,7 @@ leave    the last step is saved, unless an exception ends the loop
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from weft.checkpoint.names import check_path
 from weft.checkpoint.stop import GO_ON, Stop
 from weft.errors import UsageError
 from weft.foreign import shown
+from weft.launch.environ import TRIAL
 
 _Batch = TypeVar("_Batch")
 _Self = TypeVar("_Self", bound="Loop")
@@ -48,6 +50,12 @@ class Place(Protocol):
         """All batches of the epoch were drawn."""
 
 
+def _of_trial(path: Path) -> Path:
+    """The folder of the saves; in a trial of `weft tune` one of the trial's: the script's own stay as they are."""
+    trial = os.environ.get(TRIAL, "")
+    return Path(trial, "saves", path.name) if os.path.isdir(trial) else path
+
+
 class Loop(ABC):
     """What ``weft.checkpoints`` of each framework makes.
 
@@ -60,7 +68,7 @@ class Loop(ABC):
         for name, value in (("every", every), ("keep", keep)):
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} is {shown(value)}: write a whole number from 1 on")
-        self._path, self._every, self._keep = check_path(path), every, keep
+        self._path, self._every, self._keep = _of_trial(check_path(path)), every, keep
         self._saved = 0
         self._entered = self._ending = False
 

@@ -11,6 +11,8 @@ from weft.launch.discovery import MASTER, discover, port_of_job
 LOOPBACK = "127.0.0.1"
 ATTEMPT = "WEFT_ATTEMPT"
 """The variable that tells a script how often its job was started before."""
+TRIAL = "WEFT_TRIAL"
+"""The variable that tells a script that it is a trial of `weft tune`, and the trial's folder."""
 _KEPT_MEMORY = str(1 << 30)
 RANK_DEFAULTS = {
     "MALLOC_ARENA_MAX": "1",

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.analysis.run import Run, Step
+from weft.launch.environ import TRIAL
 from weft.profiler.live.following import Follower
 from weft.tune.search import Outcome
 from weft.visible import visible
 from weft.watch.process import die_with_parent
 
-VARIABLE = "WEFT_TRIAL"
-"""Set for scripts that want to leave something out: saving, say."""
 FIRST = 2
 """The first steps trace, compare and warm up: they do not count."""
 FEW = 3
@@ -69,7 +68,8 @@ class Trials:
         with (folder / "output").open("wb") as output:
             job = subprocess.Popen(
                 [*self.command, "--quiet", *options, *script],
-                env={**self.environ, VARIABLE: "1"}, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env={**self.environ, TRIAL: str(folder.absolute())},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
             )  # fmt: skip
             try:

@@ -134,6 +134,8 @@ def test_what_is_said_in_the_end():
     assert "as good as any: microbatches=8, ddp=True looked faster, but run in turn it was +1.0%" in as_text(
         found
     )
+    alone = as_text(Tuning([trial(100.0), trial(None, "broken", microbatches=9)]))
+    assert "Nothing was compared: the script's own settings ran, and none of 1 others" in alone
     assert "Nothing ran" in as_text(Tuning([trial(None, "broken")]))
     assert lines_to_write({"--batch size": 3}) == ["arguments of the script: '--batch size=3'"]
 

@@ -213,6 +213,16 @@ def _best(found: Tuning) -> list[str]:
     if not best.rate:
         return ["Nothing ran: mend the script first, it fails with its own settings too."]
     if best is found.own:
+        failed = (
+            len(found.trials) - 1
+            if not any(each.rate for each in found.trials if each is not found.own)
+            else 0
+        )
+        if failed:
+            return [
+                f"Nothing was compared: the script's own settings ran, and none of {failed} others. The table says why "
+                "each failed."
+            ]
         if found.fastest is found.own or not found.repeats:
             return [f"The script's own settings are the best: nothing that was tried is {GAIN:.0%} faster."]
         return [

@@ -200,3 +200,24 @@ def test_wrong_use(init, tmp_path: Path):
             next(run.batches([], steps=1))
     with pytest.raises(UsageError, match="inside of the context"):
         next(run.steps(1))
+
+
+def test_a_trial_leaves_the_saves_of_the_script_alone(tmp_path, monkeypatch):
+    def steps_of(total: int) -> list[int]:
+        job = Job()
+        with weft.checkpoints(tmp_path / "mine", every=2) as run:
+            found = []
+            for number in run.steps(total):
+                job.step(torch.ones(2, 1))
+                found.append(number)
+            return found
+
+    assert steps_of(4) == [1, 2, 3, 4]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")}
+    (tmp_path / "trial").mkdir()
+    monkeypatch.setenv("WEFT_TRIAL", str(tmp_path / "trial"))
+    assert steps_of(6) == [1, 2, 3, 4, 5, 6], "it goes on from no save"
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")} == before
+    monkeypatch.delenv("WEFT_TRIAL")
+    assert steps_of(6) == [5, 6]
+    weft.shutdown()
