@@ -90,8 +90,7 @@ class Settings:
     contiguous: bool = _setting(
         False,
         Flag(),
-        "TensorFlow: each partition is one run of the model, so that a microbatch visits it once, although another "
-        "split may be quicker (a PyTorch model's partitions always are)",
+        "TensorFlow only: each partition is a contiguous range of layers, although another split may be quicker",
     )
     auto_partition: bool = _setting(True, Flag(), "split the model by itself; false: as the script says")
     default_partition: int = _setting(0, Whole(0), "the partition of what the script did not place")
@@ -120,7 +119,7 @@ class Settings:
         False, Flag(), "each copy of the model keeps and updates a share of the optimizer's state"
     )
     offload_activations: bool = _setting(
-        False, Flag(), "what activation checkpoints keep is in host memory between forward and backward pass"
+        False, Flag(), "keep checkpointed activations in host memory between forward and backward pass"
     )
     sharded_data_parallel_degree: int = _setting(
         1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
@@ -128,8 +127,8 @@ class Settings:
     sharded_parameters_gathered: Literal["step", "microbatch"] = _setting(
         "step",
         Choice(("step", "microbatch")),
-        "when the parameters that copies of the model share are whole, beside partitions or split tensors. step: from "
-        "its beginning to its end; microbatch: layer by layer, for each microbatch",
+        "when sharded parameters are all-gathered, beside partitions or tensor parallelism. step: once a step; "
+        "microbatch: per layer and microbatch",
     )
     tensor_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
@@ -171,8 +170,8 @@ class Settings:
         "equal",
         Choice(("equal", "first", "any", "apart")),
         "whose batch a step gets. equal: each rank its own, other values are an error; first: the first rank's; any: "
-        "the first rank's, if batches differ in step 1; apart: ranks that split tensors have other samples, and a step "
-        "gets those of all of them",
+        "the first rank's, if batches differ in step 1; apart: each tensor-parallel rank reads its own samples, and a "
+        "step trains on all of them",
     )
     verify: Literal["losses", "gradients", "off"] = _setting(
         "losses",
@@ -556,8 +555,8 @@ def _sharers_faults(partitions: int, degrees: Mapping[str, int], degree: int, wo
     divided += "".join(f" and {name} {each}" for name, each in degrees.items())
     return [
         f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
-        f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which it does not divide: start a multiple of "
-        f"{ranks * degree} processes (weft run -n {ranks * degree}), or write "
+        f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which cannot be divided into groups of "
+        f"{degree}: start a multiple of {ranks * degree} processes (weft run -n {ranks * degree}), or write "
         '"sharded_data_parallel_degree": 1'
     ]
 
@@ -569,7 +568,7 @@ def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") ->
     divisors = [str(n) for n in range(1, min(world_size, MOST_RANKS) + 1) if world_size % n == 0]
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     return [
-        f"{name} is {value}, but the job has {processes}, which it does not divide: "
+        f"{name} is {value}, but the job has {processes}, which cannot be divided into groups of {value}: "
         f'{remedy}write "{name}": {" or ".join(divisors)}'
     ]
 

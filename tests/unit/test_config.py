@@ -74,7 +74,7 @@ def test_what_does_not_fit_sharded_parameters(given, text):
 
 def test_the_degree_divides_the_processes():
     assert resolve({"sharded_data_parallel_degree": 2}, {}, 4).sharded_data_parallel_degree == 2
-    text = 'is 3, but the job has 4 processes, which it does not divide: write "sharded_.*": 1 or 2 or 4'
+    text = 'is 3, but the job has 4 processes, which cannot be divided .*: write "sharded_.*": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"sharded_data_parallel_degree": 3}, {}, 4)
 
@@ -282,7 +282,7 @@ def test_both_degrees_together_make_axis_tp():
 def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():
     for name in ("tensor_parallel_degree", "context_parallel_degree"):
         text = (
-            rf"6 processes with 1 partition and {name} 2 make 3 copies of the model, which it does not divide"
+            rf"6 processes with 1 partition and {name} 2 make 3 copies of the model, which cannot be divided"
         )
         with pytest.raises(ConfigError, match=text):
             resolve({name: 2, "sharded_data_parallel_degree": 2}, world_size=6)
