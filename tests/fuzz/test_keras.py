@@ -42,6 +42,7 @@ def test_programs_give_what_plain_keras_gives(seeds: Sequence[int]) -> None:
     assert words["refused"] < len(seeds) * BATCH / 2, words
 
 
+@long
 def test_a_fault_would_be_found() -> None:
     """Gradients of one rank that are a little too large."""
     program = Program((Block(0, (0, 0, 0, 0)),))
