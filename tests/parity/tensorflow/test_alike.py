@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
+from tests.long import one_in  # noqa: E402
 from tests.parity.jobs import Outcome, outcomes  # noqa: E402
 from tests.parity.tensorflow.jobs import checks_of, start  # noqa: E402
 
@@ -23,7 +24,9 @@ def outcome_of(request: pytest.FixtureRequest) -> OutcomeOf:
     return outcomes(request, __file__, "tensorflow/run_alike.py", "check", start)
 
 
-@pytest.mark.parametrize(("ranks", "check"), [(2, name) for name in checks_of("run_alike.py")], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "check"), one_in(2, [(2, name) for name in checks_of("run_alike.py")]), ids=str
+)
 def test_a_model_that_follows_another(ranks: int, check: str, outcome_of: OutcomeOf) -> None:
     outcome = outcome_of(ranks, check)
     assert not outcome.faults(), outcome.faults()
