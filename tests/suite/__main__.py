@@ -39,7 +39,7 @@ INTEGRATIONS = ("tests/integrations", "tests/scripts")
 TENSORFLOW = (
     "tests/unit/tensorflow", "tests/parity/tensorflow", "tests/fault/test_tensorflow.py", "src/weft/tensorflow",
     "src/weft/compat/tensorflow", "src/weft/compat/stand_ins", "tests/unit/compat/test_tensorflow_names.py",
-    "tests/fuzz/test_keras.py",
+    "tests/fuzz/keras", "tests/fuzz/test_keras.py",
 )  # fmt: skip
 
 
