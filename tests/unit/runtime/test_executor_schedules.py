@@ -23,7 +23,7 @@ def staged(rank: Rank, made: Schedule, ran: list[Action]) -> Body:
     """A program that visits its stages in order and goes back the same way; stage `s` adds `s`."""
     owners, last = made.rank_of_stage, made.stages - 1
     own = [stage for stage, owner in enumerate(owners) if owner == rank.number]
-    splits = any(action.kind == "W" for actions in made.ranks for action in actions)
+    split = {action[::2] for actions in made.ranks for action in actions if action.kind == "W"}
 
     def body(microbatch: Microbatch) -> None:
         index = microbatch.index
@@ -56,6 +56,7 @@ def staged(rank: Rank, made: Schedule, ran: list[Action]) -> Body:
         for stage in reversed(own):
             microbatch.enter(stage)
             value = take(GRADIENT, stage, stage + 1) if stage < last else 0
+            splits = (stage, index) in split
             does("I" if splits else "B", stage)
             if stage:
                 move(GRADIENT, stage, stage - 1, value + stage)

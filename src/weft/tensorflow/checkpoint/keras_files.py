@@ -24,7 +24,7 @@ from weft.checkpoint.agree import come_together, gather_faults
 from weft.checkpoint.folder import explain
 from weft.checkpoint.save import Saves, meet
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import shown_text
+from weft.foreign import parse_json, shown_text
 from weft.session.collectives import agree_on, broadcast_text
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.export import check_loadable, gathered
@@ -157,7 +157,7 @@ def _told(port: Any, rank: int, variables: dict[str, Any]) -> dict[str, Any]:
     arrays = {name: array_of(each) for name, each in variables.items()}
     kinds = json.dumps({name: [each.dtype.name, each.shape] for name, each in arrays.items()})
     found = {}
-    for name, (dtype, shape) in json.loads(broadcast_text(kinds, rank, port)).items():
+    for name, (dtype, shape) in parse_json(broadcast_text(kinds, rank, port)).items():
         content = port.broadcast_bytes(arrays[name].tobytes() if name in arrays else b"", rank)
         found[name] = np.frombuffer(content, tf.as_dtype(dtype).as_numpy_dtype).reshape(shape)
     return found
