@@ -114,7 +114,9 @@ HOLDERS = {
     "torch/pytorch/private.py", "transport/private_c10d.py",
     *(
         f"tensorflow/private/{name}.py"
-        for name in ("callbacks", "functions", "gradients", "graphs", "models", "random_states", "recording", "variables")
+        for name in (
+            "callbacks", "functions", "gradients", "graphs", "models", "random_states", "recording", "variables",
+        )
     ),
 }  # fmt: skip
 OTHERS = {
