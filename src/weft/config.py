@@ -293,7 +293,7 @@ def resolve(
 
 
 def with_named(argument: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What `init` was given, as a dict and by name: `init({"partitions": 2}, microbatches=4)`.
+    """The settings that `init` was given as a dict and by name: `init({"partitions": 2}, microbatches=4)`.
 
     Raises:
         ConfigError: A setting is given twice, with two values.

@@ -253,7 +253,7 @@ def attributes(index: int, modules: Any) -> dict[str, Any]:
 
 
 def differences(mine: list[Step], theirs: list[Step], tolerance: float) -> str:
-    """What differs by more than rounding; nothing if all is well."""
+    """The first difference above rounding; nothing if all is well."""
     for number, (actual, expected) in enumerate(zip(mine, theirs, strict=True)):
         comparison = Comparison(tolerance)
         if len(actual.results) != len(expected.results):
@@ -304,7 +304,7 @@ def finite(steps: list[Step]) -> bool:
 
 
 def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """What became of a program on this rank, and the words for it."""
+    """The outcome of a program on this rank, and the words for it."""
     names = compiled(source)
     try:
         expected = alone(names)
@@ -323,7 +323,7 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def prepare() -> None:
-    """What a rank does before its first program."""
+    """Prepare a rank for its first program."""
     torch.set_num_threads(1)
     count_costs()
 

@@ -1,4 +1,4 @@
-"""What becomes of a program: the words for it, and the errors that they stand for."""
+"""The outcomes of a program: the words for them, and the errors that they stand for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compiled(source: str) -> dict[str, Any]:
 
 
 def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
-    """What became of a program that ``run`` runs with weft and compares, and the words for it."""
+    """The outcome of a program that ``run`` runs with weft and compares, and the words for it."""
     try:
         return run()
     except StallError as error:

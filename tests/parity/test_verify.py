@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_right_programs_pass(ranks: int, partitions: int):
 
 
 OPENING = """
-import torch
+import sys, torch
 from torch import nn
 import weft.torch as weft
 
@@ -48,16 +49,22 @@ def step(model, x):
     model.backward(loss)
     return loss
 
+@weft.step
+def evaluate(model, x):
+    model(x)
+
+if len(sys.argv) > 1:
+    with torch.no_grad():
+        evaluate(model, torch.randn(8, 4))
 for _ in range(2):
     step(model, torch.randn(8, 4))
 """
 
 
 def test_the_first_rank_says_what_was_split_and_proved():
-    def lines(*options: str) -> list[str]:
-        done = run_ranks(
-            2, OPENING, env={"WEFT_OPENING": "on"}, options=options, timeout=120, warm=True
-        ).check()
+    def lines(*options: str, args: Sequence[str] = ()) -> list[str]:
+        shown = {"WEFT_OPENING": "on"}
+        done = run_ranks(2, OPENING, args, shown, options=options, timeout=120, warm=True).check()
         return [line for line in done.stderr.splitlines() if line.startswith("weft: ")]
 
     (line,) = lines("--pipeline", "GPipe", "--microbatches", "4")
@@ -67,6 +74,13 @@ def test_the_first_rank_says_what_was_split_and_proved():
         line,
     )
     assert lines("--partitions=1") == ["weft: 2 data-parallel replicas, 2 microbatches"]
+    assert lines("--partitions=1", "--microbatches=auto", args=["evaluates"]) == [
+        "weft: 2 data-parallel replicas, 1 microbatch"
+    ]
+    (line,) = lines("--verify=off")
+    assert line.endswith(", 1F1B, 2 microbatches; verify is off")
+    (line,) = lines(args=["evaluates"])
+    assert re.search(r"; step 1 has nothing to compare with one process \(\d", line), line
     assert lines("--quiet") == []
 
 

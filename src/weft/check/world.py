@@ -11,37 +11,48 @@ from weft.check.syntax import last_name
 from weft.check.training import Training
 from weft.errors import WeftError
 
-ASKED = ("world_size", "WORLD_SIZE", "get_world_size", "num_replicas", "world")
+ASKED = ("world_size", "WORLD_SIZE", "get_world_size", "num_replicas")
 """Names of the number of ranks."""
 MODULES = ("weft", "smdistributed", "horovod", "torch.distributed")
 """Modules whose `size()` is the number of ranks."""
+DIVIDES = (ast.FloorDiv, ast.Div, ast.Mod)
 
 
 def fewer_ranks_than_assumed(script: Script, training: Training) -> Iterator[Finding]:
-    """`world_size // 8` is 0 in a job of fewer than 8 ranks."""
+    """`world_size // 8` is 0 in a job of fewer than 8 ranks; wrong where something is divided by that."""
     ranks = script.given.ranks
-    for node in script.nodes:
-        divisor = _divisor(script, node)
-        if divisor is None or not isinstance(node, ast.BinOp) or (ranks is not None and ranks >= divisor):
+    found = [each for each in script.nodes if isinstance(each, ast.BinOp | ast.AugAssign)]
+    divisions = [each for each in found if isinstance(each.op, DIVIDES)]
+    divisors = {script.value(each.right if isinstance(each, ast.BinOp) else each.value) for each in divisions}
+    for node in divisions:
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv):
             continue
-        job = (
-            f"a job of {ranks} rank{'' if ranks == 1 else 's'}"
-            if ranks
-            else f"a job of fewer than {divisor} ranks"
-        )
+        least = script.whole(node.right)
+        if least is None or least == 1 or not _is_number(script, node.left) or _is_guarded(script, node):
+            continue
+        if ranks is not None and ranks >= least:
+            continue
+        job = f"{ranks} rank{'' if ranks == 1 else 's'}" if ranks else f"fewer than {least} ranks"
         yield Finding(
             "fewer_ranks_than_assumed",
-            Grade.HINT if ranks is None else Grade.WRONG,
+            Grade.WRONG if ranks and node in divisors else Grade.HINT,
             node.lineno,
-            f"{ast.unparse(node)} is 0 in {job}",
-            f"max(1, {ast.unparse(node)})  # or start {divisor} ranks",
+            f"{ast.unparse(node)} is 0 in a job of {job}",
+            f"max(1, {ast.unparse(node)})  # or start {least} ranks",
         )
 
 
-def explained(text: str, ranks: int) -> Iterator[tuple[int, str]]:
+def _is_guarded(script: Script, node: ast.AST) -> bool:
+    """`max(1, world_size // 8)`, `world_size // 8 or 1`, `... if world_size >= 8 else ...`: nobody sees the 0."""
+    around = script.parent.get(node)
+    called = isinstance(around, ast.Call) and last_name(around.func) == "max"
+    return called or isinstance(around, ast.BoolOp | ast.IfExp)
+
+
+def explained(text: str, ranks: int, batch: bool = False) -> Iterator[tuple[int, str]]:
     """Lines of a script whose division gives 0 in a job of so many ranks, with a sentence each.
 
-    For a script that failed since something was 0: so divisions *by* the number of ranks are told, too.
+    ``batch``: a batch has 0 samples, which a division *by* the number of ranks may give, too.
 
     >>> [*explained("batch //= world_size // 8", 2)]
     [(1, 'world_size // 8 is 0 in a job of 2 ranks: write max(1, world_size // 8), or start 8 ranks')]
@@ -52,20 +63,12 @@ def explained(text: str, ranks: int) -> Iterator[tuple[int, str]]:
         return
     for finding in fewer_ranks_than_assumed(script, Training(script)):
         yield finding.line, f"{finding.reason}: write {finding.write.replace('  #', ',')}"
-    for node in script.nodes:
+    for node in script.nodes if batch else ():
         if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.FloorDiv):
             continue
         if _is_number(script, node.right if isinstance(node, ast.BinOp) else node.value):
             shown = ast.unparse(node)
             yield node.lineno, f"{shown} gives 0 for what is below {ranks}: divide more, or start fewer ranks"
-
-
-def _divisor(script: Script, node: ast.AST) -> int | None:
-    """The number that divides the number of ranks here."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv) and _is_number(script, node.left):
-        divisor = script.whole(node.right)
-        return divisor if divisor is not None and divisor > 1 else None
-    return None
 
 
 def _is_number(script: Script, node: ast.expr) -> bool:

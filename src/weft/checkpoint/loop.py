@@ -53,7 +53,7 @@ class Place(Protocol):
 def _of_trial(path: Path) -> Path:
     """The folder of the saves; in a trial of `weft tune` one of the trial's: the script's own stay as they are."""
     trial = os.environ.get(TRIAL, "")
-    return Path(trial, "saves", path.name) if os.path.isdir(trial) else path
+    return Path(trial, "saves", *path.absolute().parts[1:]) if os.path.isdir(trial) else path
 
 
 class Loop(ABC):

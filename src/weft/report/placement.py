@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from weft.report.text import PlacementRow, placement_table, table
@@ -198,42 +198,42 @@ def _time_ms(unit: PlacementRow) -> float:
 __all__: Sequence[str] = ["ModelPlacement", "PartitionReport", "Share", "bar"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Opening:
-    """What the line says.
+    """A line for the end of the first step: what was split, by which schedule, and what the step has proved.
 
     Attributes:
         models: The name of each split model, and where its units lie.
-        schedule: What the field calls it.
-        microbatches: Into how many a mini-batch is cut.
-        replicas: How many copies of the model train.
-        ways: What else ranks share, in words: "tensor parallel over 2 ranks".
-        proof: What the first step has proved of the split, in words; empty where nothing is split.
+        proof: What the first step says of the split beside one process, in words; empty where nothing is split.
+        told: The line has been shown.
     """
 
-    models: Sequence[tuple[str, ModelPlacement]] = ()
-    schedule: str = ""
-    microbatches: int = 1
-    replicas: int = 1
-    ways: Sequence[str] = ()
+    models: list[tuple[str, ModelPlacement]] = field(default_factory=list)
     proof: str = ""
+    told: bool = False
 
-    def text(self) -> str:
+    def add(self, name: str, placement: ModelPlacement) -> None:
+        """Note a model that is split into several partitions."""
+        if placement.partitions > 1 and placement.units and not self.told:
+            self.models.append((name, placement))
+
+    def text(self, schedule: str, microbatches: int, ways: Sequence[str] = ()) -> str:
         """The line.
 
-        >>> Opening(replicas=2, microbatches=4).text()
+        Args:
+            schedule: What the field calls it.
+            microbatches: Into how many the mini-batch was cut.
+            ways: What else ranks share, in words: "2 data-parallel replicas".
+
+        >>> Opening().text("1F1B", 4, ["2 data-parallel replicas"])
         '2 data-parallel replicas, 4 microbatches'
         """
-        split = [(name, placement) for name, placement in self.models if placement.partitions > 1]
-        parts = [_split(placement) for _, placement in split]
-        if len(parts) > 1:
-            parts = [f"{visible(name)}: {part}" for (name, _), part in zip(split, parts, strict=True)]
-        parts = ["; ".join(parts)] if parts else []
-        parts += [self.schedule] if parts else []
-        if self.replicas > 1:
-            parts.append(f"{self.replicas} data-parallel replicas")
-        parts += self.ways
-        parts.append(f"{self.microbatches} microbatch{'' if self.microbatches == 1 else 'es'}")
+        split = [
+            (f"{visible(name)}: " if len(self.models) > 1 else "") + _split(placement)
+            for name, placement in self.models
+        ]
+        parts = ["; ".join(split), schedule] if split else []
+        parts += [*ways, f"{microbatches} microbatch{'' if microbatches == 1 else 'es'}"]
         return ", ".join(parts) + (f"; {self.proof}" if self.proof else "")
 
 

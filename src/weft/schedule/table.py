@@ -74,7 +74,7 @@ NAMES = tuple(name for name in KINDS if name != "auto")
 FIELD_NAMES: Mapping[str, str] = {
     "1f1b": "interleaved", "gpipe": "simple", "interleaved_1f1b": "looped", "zbv": "zb_v", "zbv_zero_bubble": "zb_v",
 }  # fmt: skip
-"""What the field calls schedules whose names here are those of SageMaker's library, or older than the field's."""
+"""The field's names of schedules whose names here are those of SageMaker's library, or older than the field's."""
 _BARE = {"".join(name.split("_")): name for name in KINDS} | {
     "".join(name.split("_")): ours for name, ours in FIELD_NAMES.items()
 }

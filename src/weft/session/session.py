@@ -17,7 +17,7 @@ from weft.launch.discovery import Place
 from weft.plan.chosen import Chosen
 from weft.plan.measured.planned import Planned
 from weft.profiler.recorder import Recorder
-from weft.report.placement import ModelPlacement
+from weft.report.placement import Opening
 from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
 from weft.runtime.huge_pages import HugePages
@@ -67,9 +67,7 @@ class Session:
         recordings: How many recordings have begun.
         units: What the models were split into, for recordings.
         found: What else was found of the run, for recordings.
-        placements: The name of each split model, and where its units lie.
-        proof: What the first step of the split models has proved, in words.
-        opened: Whether the line about the job's beginning has been shown.
+        opening: What the line after the first step says.
         planned: What is expected of a step, for recordings.
         forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         decided: The settings that were left open, by name, and decided here.
@@ -106,9 +104,7 @@ class Session:
     recordings: int = 0
     units: list[Unit] = field(default_factory=list)
     found: dict[str, object] = field(default_factory=dict)
-    placements: list[tuple[str, ModelPlacement]] = field(default_factory=list)
-    proof: str = ""
-    opened: bool = False
+    opening: Opening = field(default_factory=Opening)
     planned: Planned | None = None
     forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from weft.errors import UsageError
 from weft.foreign import shown, shown_path
-from weft.report.placement import Opening
 from weft.schedule.table import KINDS
 from weft.session import current
 from weft.session.recording import record_outermost
@@ -28,33 +27,27 @@ OPENING = "WEFT_OPENING"
 """Variable: off, and there is no line at the start, under launchers that have no `--quiet`."""
 
 
-def opening(session: Session) -> None:
-    """After the first step: the first rank says what was split, how, and what the step has proved."""
-    if session.opened:
+def show_opening(session: Session, microbatches: int) -> None:
+    """After the first step: the first rank says on standard error what was split, how, and what the step has proved.
+
+    ``microbatches``: into how many the step was cut.
+    """
+    opening, settings = session.opening, session.settings
+    if opening.told:
         return
-    session.opened = True
-    if session.rank != 0 or session.place.world_size == 1:
+    opening.told = True
+    quiet = "off" in (os.environ.get(VARIABLE), os.environ.get(OPENING))
+    if session.rank or session.place.world_size == 1 or quiet:
         return
-    if "off" in (os.environ.get(VARIABLE), os.environ.get(OPENING)):
-        return
-    settings = session.settings
     schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name
-    ways = [
-        f"{name} parallel over {degree} ranks"
-        for name, degree in (
-            ("tensor", settings.tensor_parallel_degree), ("context", settings.context_parallel_degree),
-        )
-        if degree > 1
-    ]  # fmt: skip
-    told = Opening(
-        session.placements,
-        KINDS[schedule].title,
-        session.settings.microbatch_count,
-        session.mesh.rdp,
-        ways,
-        session.proof,
-    )
-    print(f"weft: {told.text()}", file=sys.stderr, flush=True)
+    degrees = {
+        "{} data-parallel replicas": session.mesh.rdp,
+        "parameters sharded over {} replicas": settings.sharded_data_parallel_degree,
+        "tensor parallel over {} ranks": settings.tensor_parallel_degree,
+        "context parallel over {} ranks": settings.context_parallel_degree,
+    }
+    ways = [text.format(degree) for text, degree in degrees.items() if degree > 1]
+    print(f"weft: {opening.text(KINDS[schedule].title, microbatches, ways)}", file=sys.stderr, flush=True)
 
 
 def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = None) -> Iterable[_Item]:

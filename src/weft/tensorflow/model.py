@@ -210,7 +210,7 @@ class SplitModel(Mixin):
         )
 
     def count_params(self) -> int:
-        """How many numbers the whole model has."""
+        """The number of parameters of the whole model."""
         with self.whole():
             return int(super().count_params())
 

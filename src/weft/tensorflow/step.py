@@ -295,16 +295,16 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
                 log.warning("%s", reason)
     if new and compiled.placement is not None:
         names = " and ".join(type(model).__name__ for model in new)
-        joined.placements.append((names, compiled.placement))
-    for model in new:
-        if joined.mesh.rdp > 1:
-            broadcast_from_first(model.variables, joined)
-        if joined.rank == 0 and compiled.placement is not None:
-            log.info("Partition assignments:\n%s", compiled.placement.tables())
+        joined.opening.add(names, compiled.placement)
+        if joined.rank == 0:
+            log.info("Partition assignments of %s:\n%s", names, compiled.placement.tables())
             if compiled.decision.reasons:
                 log.info("Placements by their simulated steps:\n%s", compiled.decision.reasons)
             for warning in compiled.placement.warnings:
                 log.warning("%s", warning)
+    for model in new:
+        if joined.mesh.rdp > 1:
+            broadcast_from_first(model.variables, joined)
 
 
 class _Elsewhere:

@@ -20,7 +20,7 @@ from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
 from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
-from weft.session.watching import opening
+from weft.session.watching import show_opening
 from weft.torch import watching
 from weft.torch.agreement import follow_first_rank
 from weft.torch.execution.entry_points import install
@@ -144,7 +144,7 @@ class Step:
         else:
             results = self._pipelined(session, batch, proof)
         session.agreement.end_step()
-        opening(session)
+        show_opening(session, batch.microbatches)
         self._ran = True
         for model in session.models:
             model.run_step_hooks()

@@ -224,7 +224,8 @@ class Stored(Board):
     def gone(self) -> Verdict | None:
         """The first watched rank of this host whose process ended before its time.
 
-        One that came to its end may have said that it finished since its sign was read: that is looked at anew.
+        One that came to its end may have said that it finished since its sign was read: that is looked at anew. So is
+        why it failed, which it writes down before it ends.
         """
         looks, found = self._looks, []
         for rank, sign in dict(self._seen).items():
@@ -233,10 +234,15 @@ class Stored(Board):
                 if sign.state is State.FINISHING and looks < self._missed.setdefault(rank, looks) + 2:
                     continue
                 found.append(Verdict("gone", (rank,), f"{sign.who(rank)} is gone{sign.last_seen()}"))
-        if len(found) > 1:  # some may have ended because of others, and have said so
-            victims = {failure.rank for failure in self.failures() if failure.victim}
-            found.sort(key=lambda verdict: verdict.ranks[0] in victims)
-        return found[0] if found else None
+        if not found:
+            return None
+        said = {failure.rank: failure for failure in self.failures()}
+        for verdict in found:
+            failure = said.get(verdict.ranks[0])
+            if failure is not None and not failure.victim:
+                return replace(verdict, text=failure.headline())
+        # Some may have ended because of others, and have said so.
+        return min(found, key=lambda verdict: verdict.ranks[0] in said)
 
     def lost(self) -> Verdict:
         """What to say when the store itself, which rank 0 holds, does not answer any more."""

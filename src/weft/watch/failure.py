@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 
 import weft
-from weft.check.script import LIMIT_BYTES
-from weft.check.world import explained
 from weft.errors import (
     CheckpointError,
     ConfigError,
@@ -34,7 +32,7 @@ from weft.errors import (
     VerifyError,
     WeftError,
 )
-from weft.foreign import read_text, whole
+from weft.foreign import MOST_RANKS, read_text, whole
 from weft.visible import LINES, visible
 from weft.watch.heartbeat import Sign
 from weft.watch.process import host_name
@@ -167,16 +165,19 @@ def _is_own(frame: traceback.FrameSummary) -> bool:
 
 def _divided(error: BaseException) -> list[str]:
     """The script's lines that assume more ranks than there are, if the error is about a 0."""
-    ranks = whole(os.environ.get("WORLD_SIZE", ""), 1 << 20)
-    if not ranks or not (isinstance(error, ZeroDivisionError) or "batch_size=0" in str(error)):
+    ranks, batch = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS), "batch_size=0" in str(error)
+    if not ranks or not (isinstance(error, ZeroDivisionError) or batch):
         return []
+    from weft.check.script import LIMIT_BYTES  # no rank that is well needs the rules for scripts
+    from weft.check.world import explained
+
     found = []
     for name in dict.fromkeys(
         frame.filename for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)
     ):
         with suppress(FormatError):
             text = read_text(Path(name), LIMIT_BYTES)
-            found += [f"{name}, line {line}: {told}" for line, told in explained(text, ranks)]
+            found += [f"{name}, line {line}: {told}" for line, told in explained(text, ranks, batch)]
     return found[:_SHORT]
 
 

@@ -21,11 +21,11 @@ from weft.tensorflow.session.session import present
 
 Numbers = dict[str, Any]
 JOINS_ROWS = "gives other numbers in microbatches than for the whole batch"
-"""What weft says of a loss that is no mean over rows: a refusal."""
+"""weft's words for a loss that is no mean over rows: a refusal."""
 
 
 def prepare() -> None:
-    """What a rank does before its first program."""
+    """Prepare a rank for its first program."""
     logging.getLogger("weft").setLevel(logging.ERROR)
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -40,7 +40,7 @@ def give_up(text: str) -> None:
 
 
 def run(names: Mapping[str, Any], way: Any) -> Numbers:
-    """What the program computes, and the weights that it ends with."""
+    """The results of the program, and the weights that it ends with."""
     keras.backend.clear_session()
     keras.config.set_floatx(names["DTYPE"])
     keras.utils.set_random_seed(5)
@@ -53,7 +53,7 @@ def run(names: Mapping[str, Any], way: Any) -> Numbers:
 
 
 def differences(mine: Numbers, theirs: Numbers, tolerance: float) -> str:
-    """What differs by more than rounding; nothing if all is well."""
+    """The first difference above rounding; nothing if all is well."""
     told = []
     for name in theirs:
         if name not in mine and not name.startswith("variable "):
@@ -79,7 +79,7 @@ def differences(mine: Numbers, theirs: Numbers, tolerance: float) -> str:
 
 
 def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """What became of a program on this rank, and the words for it."""
+    """The outcome of a program on this rank, and the words for it."""
     try:
         names = compiled(source)
         expected = run(names, Plain(names["SETTINGS"]["microbatches"]))

@@ -14,12 +14,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 PICKS = 4
-"""How many numbers a block has."""
+"""The count of a block's numbers."""
 CHOICES = (
     "form", "optimizer", "change", "rate", "loss", "losses", "metrics", "data", "weights", "validation", "callback",
     "compiled", "between", "microbatches", "executor", "pipeline", "step", "epochs", "rows", "dtype", "outputs",
 )  # fmt: skip
-"""What else a program says; see `source`, which knows the meaning of each number."""
+"""The other choices of a program; see `source`, which knows the meaning of each number."""
 
 
 @dataclass(frozen=True)

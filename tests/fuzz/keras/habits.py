@@ -1,4 +1,4 @@
-"""What programs for Keras choose from: layers, heads, and what `compile` and `fit` are given."""
+"""The choices of programs for Keras: layers, heads, and the arguments of `compile` and `fit`."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ BY_BATCH = (
     "dropout=0.2",
     "RandomFlip",
 )
-"""What computes something else in microbatches, by right."""
+"""Parts that compute something else in microbatches, by right."""
 CALLBACKS = (
     "",
     "callbacks.EarlyStopping('loss', patience=0, min_delta=0.5)",

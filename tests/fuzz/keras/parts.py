@@ -57,7 +57,7 @@ def note(found: dict[str, Any], what: str, numbers: Any) -> None:
 
 
 class Out:
-    """What stands for a step's output in one process."""
+    """A step's output in one process."""
 
     def __init__(self, parts: list[Any], shares: list[float]) -> None:
         self.outputs, self.shares = parts, shares

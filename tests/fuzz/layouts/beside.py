@@ -89,7 +89,7 @@ def is_in_parts(net: nn.Module) -> bool:
 
 
 def differences(mine: list[Done], theirs: list[Done]) -> str:
-    """What differs by more than rounding; nothing if all is well."""
+    """The first difference above rounding; nothing if all is well."""
     told = []
     for number, (actual, expected) in enumerate(zip(mine, theirs, strict=True)):
         lacking = {
@@ -137,7 +137,7 @@ def grows_rounding(names: Mapping[str, Any], expected: list[Done]) -> bool:
 
 
 def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
-    """What became of a program on this rank, and the words for it."""
+    """The outcome of a program on this rank, and the words for it."""
     names = compiled(source)
     try:
         weft.init({**names["SETTINGS"], **settings})

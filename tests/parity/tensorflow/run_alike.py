@@ -210,7 +210,7 @@ def twins_and_their_targets(partitions: int) -> None:
 
 
 def both(first: Any, second: Any) -> str:
-    """What is told when a step calls one model after another."""
+    """The warning for a step that calls one model after another."""
 
     @weft.step
     def step(x: Any) -> Any:

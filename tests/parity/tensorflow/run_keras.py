@@ -455,7 +455,7 @@ def gradients_by_rows(partitions: int) -> None:
 
 @check
 def compiled_again(partitions: int) -> None:
-    """What `compile` is given counts from the next `fit` on: the loss, the optimizer, the layers that are trained."""
+    """The arguments of `compile` count from the next `fit` on: the loss, the optimizer, the layers that are trained."""
     begin(partitions)
     x, y, _ = rows(8)
     both = {"p": y, "q": np.ones((8, 1), "float32")}

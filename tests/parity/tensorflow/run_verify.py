@@ -114,7 +114,7 @@ def a_step_with_its_optimizer_inside(partitions: int) -> None:
 
 @check
 def results_of_the_arguments_alone(partitions: int) -> None:
-    """What every rank computes for itself comes last, and waits for nothing: the step has not ended with it."""
+    """Results of the arguments alone come last and wait for nothing: the step has not ended with them."""
     begin(partitions)
     x, _ = words(8)
     words_in = keras.Input((5,), dtype="int32")

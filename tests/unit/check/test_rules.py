@@ -175,11 +175,12 @@ CASES = [
         "batch = ", "max(1, n // 8)  # or start 8 ranks",
     ),
     Case(
-        "fewer_ranks_than_assumed", WRONG, RIGHT + "hosts = weft.size() // 8\n", "hosts = ", "max(1, weft.size() // 8)",
-        Given(ranks=2),
+        "fewer_ranks_than_assumed", WRONG, RIGHT + "batch = 64 // (weft.size() // 8)\n", "batch = ",
+        "max(1, weft.size() // 8)", Given(ranks=2),
     ),
     Case(
-        "fewer_ranks_than_assumed", WRONG, RIGHT + "n = int(os.environ['WORLD_SIZE'])\nhosts = n // 8\n", "hosts = ",
+        "fewer_ranks_than_assumed", WRONG,
+        RIGHT + "n = int(os.environ['WORLD_SIZE'])\nhosts = n // 8\nbatch = 64\nbatch //= hosts\n", "hosts = ",
         "max(1, n // 8)", Given(ranks=4),
     ),
 ]  # fmt: skip
@@ -201,6 +202,21 @@ def test_the_page_has_each_rule():
     page = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert {rule.__name__ for rule in RULES} <= {*rows}
+
+
+def test_a_quotient_that_is_no_divisor_is_a_hint_and_one_that_cannot_be_0_is_silent():
+    guarded = [
+        "max(1, weft.size() // 8)",
+        "weft.size() // 8 or 1",
+        "weft.size() // 8 if weft.size() > 8 else 1",
+    ]
+    text = RIGHT + "".join(f"batch = 64 // ({each})\n" for each in guarded)
+    assert not [each for each in found(text, Given(ranks=2)) if each.rule == "fewer_ranks_than_assumed"]
+    (finding,) = [
+        each for each in found(RIGHT + "print(weft.size() // 8)\n", Given(ranks=2))
+        if each.rule == "fewer_ranks_than_assumed"
+    ]  # fmt: skip
+    assert finding.grade is HINT
 
 
 def test_a_job_of_enough_ranks_and_other_sizes_are_silent():

@@ -69,14 +69,18 @@ def test_a_report_is_text_values_and_a_page():
 
 
 def test_the_line_at_the_start_names_what_was_split_and_proved():
-    two = placement(*EVEN)
     split = "2 partitions of 1 and 1 units (52 % / 48 % of the time)"
     proof = "step 1 equals one process (0.48 s)"
-    assert Opening([("Net", two)], "1F1B", 4, proof=proof).text() == f"{split}, 1F1B, 4 microbatches; {proof}"
-    several = Opening([("G", two), ("D\x1b", two)], "ZBV", 4, replicas=2).text()
-    assert several == f"G: {split}; D\\x1b: {split}, ZBV, 2 data-parallel replicas, 4 microbatches"
-    whole = ModelPlacement(two.units, 1)
-    ways = ["tensor parallel over 2 ranks"]
+    opening = Opening(proof=proof)
+    opening.add("Net", placement(*EVEN))
+    opening.add("whole", ModelPlacement(placement(*EVEN).units, 1))
+    assert opening.text("1F1B", 4) == f"{split}, 1F1B, 4 microbatches; {proof}"
+    opening.add("D\x1b", placement(*EVEN))
+    ways = ["2 data-parallel replicas"]
+    assert opening.text("ZBV", 4, ways) == (
+        f"Net: {split}; D\\x1b: {split}, ZBV, 2 data-parallel replicas, 4 microbatches; {proof}"
+    )
     assert (
-        Opening([("Net", whole)], "1F1B", 1, ways=ways).text() == "tensor parallel over 2 ranks, 1 microbatch"
+        Opening().text("1F1B", 1, ["tensor parallel over 2 ranks"])
+        == "tensor parallel over 2 ranks, 1 microbatch"
     )

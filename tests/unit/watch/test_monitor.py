@@ -191,6 +191,23 @@ def test_of_several_that_are_gone_the_one_that_lost_nobody_is_told():
     watching.close()
 
 
+def test_a_rank_that_said_why_before_it_ended_is_told_with_that():
+    """Its failure may come after the failures were read for the last time, but before it is seen to be gone."""
+    store = torch_distributed.HashStore()
+    child = subprocess.Popen(["true"])
+    child.wait()
+    board = stored(store, 1)
+    sign = replace(board.sign(), pid=child.pid)
+    board.sign = lambda: sign  # type: ignore[method-assign]
+    board._publish()
+    board.report(Failure(1, "node", child.pid, "ValueError", "broken", where="step 6"))
+    watching = stored(store, 0)
+    verdict = verdict_of(watching, 5)
+    assert verdict is not None and verdict.ranks == (1,)
+    assert verdict.text == f"rank 1 on node (pid {child.pid}) failed in step 6: ValueError: broken"
+    watching.close()
+
+
 def test_a_rank_that_handles_an_exception_sees_all():
     store = torch_distributed.HashStore()
     boards = [stored(store, rank, 3) for rank in range(3)]

@@ -213,15 +213,11 @@ def _best(found: Tuning) -> list[str]:
     if not best.rate:
         return ["Nothing ran: mend the script first, it fails with its own settings too."]
     if best is found.own:
-        failed = (
-            len(found.trials) - 1
-            if not any(each.rate for each in found.trials if each is not found.own)
-            else 0
-        )
-        if failed:
+        others = [each for each in found.trials if each is not found.own]
+        if others and not any(each.rate for each in others):
             return [
-                f"Nothing was compared: the script's own settings ran, and none of {failed} others. The table says why "
-                "each failed."
+                f"Nothing was compared: the script's own settings ran, and none of {len(others)} others. The table "
+                "says why each failed."
             ]
         if found.fastest is found.own or not found.repeats:
             return [f"The script's own settings are the best: nothing that was tried is {GAIN:.0%} faster."]

@@ -1,4 +1,4 @@
-"""What Keras had in earlier versions of TensorFlow, for which scripts were written: its optimizers most of all.
+"""Keras as scripts for earlier versions of TensorFlow know it: its optimizers most of all.
 
 ``optimizer.get_gradients(loss, variables)`` is how a step takes gradients; Keras 3 has no such method. The original
 supports no tape. ``optimizer.variables()`` was a method, and is a list now: here it is a list that can be called.

@@ -35,7 +35,7 @@ from weft.tensorflow.session.freeing import free_others, is_here
 from weft.tensorflow.session.session import Session, session
 
 FAILED = (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile)
-"""What h5py, zipfile and Keras raise for a file that cannot be written, or read."""
+"""The errors of h5py, zipfile and Keras for a file that cannot be written, or read."""
 
 
 class UnreadableFile(CheckpointError, OSError):

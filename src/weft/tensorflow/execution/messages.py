@@ -16,7 +16,7 @@ from weft.runtime.allocator import resident_bytes
 from weft.session.recording import record_first
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
-from weft.session.watching import opening
+from weft.session.watching import show_opening
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
 from weft.tensorflow.tensors.mini_batch import MiniBatch
@@ -40,7 +40,7 @@ class Item:
 
 
 class Watcher(Protocol):
-    """What sees a step beside: what it begins with, what is sent, and what it returns.
+    """A watcher beside a step: it sees the inputs, the tensors that are sent, and the results.
 
     Attributes:
         handles: The variables that it reads, before the step and after it.
@@ -164,7 +164,7 @@ class Messages:
             samples = self._samples * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
-        opening(session)
+        show_opening(session, self._batch.microbatches)
         if session.settings.verify_report and session.channel is not None and session.steps >= VERIFIED:
             session.failure = SystemExit(0)  # TensorFlow makes an error of its own of it, in a graph
             raise session.failure

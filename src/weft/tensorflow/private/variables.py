@@ -32,7 +32,7 @@ def underlying(variable: Any) -> Any:
 
 
 def bytes_of(variable: Any) -> int:
-    """How many bytes the value of a variable takes."""
+    """The bytes of a variable's value."""
     kept = underlying(variable)
     return int(kept.shape.num_elements() or 0) * int(kept.dtype.size)
 

@@ -101,7 +101,7 @@ def units_of(
 
 
 def _groups(units: Units) -> int:
-    """How many partitions could have variables."""
+    """The number of partitions that could have variables."""
     return len({unit.group or unit.name for unit in units.graph.units if unit.parameter_bytes})
 
 

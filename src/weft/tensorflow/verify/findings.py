@@ -30,7 +30,7 @@ CAUSES = (
 
 @dataclass
 class Numbers:
-    """What a step computes, of one process or of all ranks together.
+    """The numbers of a step, of one process or of all ranks together.
 
     Attributes:
         passed: For each microbatch, what goes from partition to partition, in the order of the program.
@@ -47,7 +47,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Names:
-    """What these are called: values that are passed, gradients and variables, and the partition of the former."""
+    """The names of values that are passed, gradients and variables, and the partition of the former."""
 
     passed: Sequence[str]
     partitions: Sequence[int]
@@ -57,7 +57,7 @@ class Names:
 
 @dataclass
 class Findings:
-    """What a comparison has found.
+    """The outcome of a comparison.
 
     Attributes:
         fault: What differs, and where; empty if nothing does.

@@ -111,8 +111,8 @@ class Proof:
             self.waits = self._running = False
             self._report({"step": session.steps, "reason": found})
             if self._own == 0:
-                session.proof = f"{self._title} was not compared with one process: {found}"
-                log.info("verify: %s", session.proof)
+                session.opening.proof = f"{self._title} was not compared with one process: {found}"
+                log.info("verify: %s", session.opening.proof)
 
     # --- when the step is traced ----------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Proof:
     def _gather(
         self, results: Sequence[Sequence[Any]], gradients: dict[int, Any], written: dict[int, Any]
     ) -> Numbers:
-        """What all ranks have computed, in the order in which they send it."""
+        """The numbers of all ranks, in the order in which they send them."""
         phases, count = self._compiled.phases, len(self._one.returned)
         homes = [phases.partition[value.operation] for value in self._passed]
         passed = {key: tensor.numpy() for key, tensor in self._noted.items()}
@@ -350,7 +350,9 @@ class Proof:
             parts.append(f"what it writes into {len(one.variables)} variables")
         text = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
         log.info("verify: %s gives %s; this took %.2f s", self._title, text, self._spent_s)
-        self._session.proof = f"{self._title} equals one process ({self._spent_s:.2f} s)"
+        compared = tensors or one.gradients or one.variables
+        verdict = "equals one process" if compared else "has nothing to compare with one process"
+        self._session.opening.proof = f"{self._title} {verdict} ({self._spent_s:.2f} s)"
 
     def _report(self, row: dict[str, Any]) -> None:
         """Write a line for ``weft verify``."""
@@ -377,7 +379,7 @@ class Proof:
 
 
 def _name(operations: Sequence[Any], number: int) -> str:
-    """What an operation computes, for people: the output of its layer, or the gradient of that."""
+    """The value of an operation, for people: the output of its layer, or the gradient of that."""
     operation = operations[number]
     if operation.gradient_of >= 0:
         return f"the gradient of {_name(operations, operation.gradient_of)}"

@@ -75,7 +75,7 @@ def begin(
     if session.pipeline is None or not models:
         return None
     if settings.verify == "off":
-        session.proof = session.proof or "verify is off"
+        session.opening.proof = "verify is off"
         return None
     started = time.perf_counter()
     proof, reason = Proof(session, models), session.unproved
@@ -90,8 +90,8 @@ def begin(
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
-            session.proof = f"step {session.steps + 1} was not compared with one process: {reason}"
-            log.info("verify: %s", session.proof)
+            session.opening.proof = f"step {session.steps + 1} was not compared with one process: {reason}"
+            log.info("verify: %s", session.opening.proof)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
@@ -289,6 +289,7 @@ class Proof:
     def _tell(self, found: Findings) -> None:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
+        self.session.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
         if found.fault and self.session.asked:
             log.warning(
                 "verify: step %d gives other numbers than one process, perhaps because the script asks "
@@ -303,7 +304,6 @@ class Proof:
                     "time, perhaps), so it is not compared", ", ".join(map(str, sorted(found.unsteady))),
                 )  # fmt: skip
             log.info("verify: step %d gives %s; this took %.2f s", step, found.proved, self.seconds)
-            self.session.proof = f"step {step} equals one process ({self.seconds:.2f} s)"
 
 
 def merge(contents: Sequence[Any], returned: list[list[Fingerprint]]) -> Reference:

@@ -41,6 +41,7 @@ class Findings:
     ``fault``: what differs, where, why, and what to do; empty if nothing differs. ``proved``: what is equal.
     ``losses`` and ``gradients``: the largest relative differences; ``gradients`` is None where these were not compared.
     ``unsteady``: the numbers of returned tensors that differ even when one process runs the same microbatch twice.
+    ``compared``: the step has tensors or gradients to compare.
     """
 
     fault: str = ""
@@ -48,6 +49,16 @@ class Findings:
     losses: float = 0.0
     gradients: float | None = None
     unsteady: set[int] = field(default_factory=set)
+    compared: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a few words, after "step 1"."""
+        if self.fault:
+            return "differs from one process"
+        if not self.compared:
+            return "has nothing to compare with one process"
+        return "equals one process" + (" but for tensors that differ there, too" if self.unsteady else "")
 
 
 @dataclass
@@ -74,7 +85,8 @@ def compare(one: Reference, split: Reference, precision: torch.dtype, places: di
     work.found.proved = " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
     if one.buffers is None:
         work.found.proved += " (not its buffers, because activation checkpoints may write them again)"
-    if not tensors and len(parts) == 1:
+    work.found.compared = bool(tensors) or len(parts) > 1
+    if not work.found.compared:
         work.found.proved = "nothing to compare: it returns no tensor and has no backward pass"
     return work.found
 

@@ -218,6 +218,9 @@ def test_a_trial_leaves_the_saves_of_the_script_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_TRIAL", str(tmp_path / "trial"))
     assert steps_of(6) == [1, 2, 3, 4, 5, 6], "it goes on from no save"
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "mine").rglob("*")} == before
+    job = Job()
+    with weft.checkpoints(tmp_path / "other" / "mine", every=2, model=job.model) as run:
+        assert next(iter(run.steps(3))) == 1, "another folder of that name"
     monkeypatch.delenv("WEFT_TRIAL")
     assert steps_of(6) == [5, 6]
     weft.shutdown()
