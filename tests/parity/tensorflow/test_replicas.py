@@ -57,3 +57,34 @@ def test_scripts_for_model_parallelism():
     assert sorted((rank, replica) for rank, replica, *_ in four) == [(0, 0), (1, 0), (2, 1), (3, 1)]
     for *_, here, _ in four:
         assert close(here, losses)
+
+
+EMBEDDING = """
+import sys, keras, numpy as np
+import weft.tensorflow as weft
+
+weft.init(microbatches=2)
+keras.utils.set_random_seed(0)
+layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
+layers.append(keras.layers.Dense(1))
+model = weft.DistributedModel(keras.Sequential(layers))
+model.compile(sys.argv[1], "mse")
+x = np.random.RandomState(0).randint(0, 20, (16, 3))[weft.dp_rank() :: weft.dp_size()]
+for _ in range(2):
+    model.fit(x, x.sum(1, keepdims=True) / 60, batch_size=len(x), verbose=0)
+print("RESULT", [float(np.abs(each).sum()) for each in model.get_weights()], flush=True)
+"""
+
+
+def test_a_warning_says_that_gradients_of_embeddings_are_averaged_as_dense_tensors():
+    """With SGD that changes nothing; with Adam it does, and nobody would see it."""
+    one, two = (run_ranks(n, EMBEDDING, ["sgd"], timeout=200, warm=WARM).check() for n in (1, 2))
+    said = "gradients of embeddings are averaged over the replicas as dense tensors"
+    assert said not in one.stderr and two.stderr.count(said) == 1, two.stderr
+    weights = [
+        json.loads(line.partition("RESULT ")[2])
+        for done in (one, two)
+        for line in done.stdout.splitlines()
+        if "RESULT" in line
+    ]
+    assert len(weights) == 3 and all(close(each, weights[0]) for each in weights)

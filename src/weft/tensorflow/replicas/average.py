@@ -6,6 +6,8 @@ in the order of their making, so that the ranks meet in the same call.
 
 from __future__ import annotations
 
+import logging
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,12 +33,21 @@ OPERATIONS = {"average": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dis
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
+BY_ROWS = (
+    "gradients of embeddings are averaged over the replicas as dense tensors: Adam, RMSprop, Adagrad and their like of "
+    "Keras then train otherwise than one process does, where these gradients are rows (tf.IndexedSlices). SGD and Lion "
+    "do not"
+)
+log = logging.getLogger("weft")
+_warned: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+
 
 @tf.autograph.experimental.do_not_convert
 def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str = "rdp") -> list[Any]:
     """The mean of each tensor over the replicas, in its shape and type. Every replica calls it, in the same order.
 
-    They travel as the settings ``all_reduce`` and ``compression`` say. Gradients by rows become dense.
+    They travel as the settings ``all_reduce`` and ``compression`` say. Gradients by rows become dense, which a warning
+    says once.
 
     ``number``: tells calls with different tensors apart, for a compression that makes up for its errors in the next
     call. ``axis``: the ranks that average, along an axis of the mesh.
@@ -54,6 +65,10 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
             )
     if len(session.peers(axis)) == 1 or not dense:
         return dense
+    if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors) and id(session) not in _warned:
+        _warned[id(session)] = session
+        if session.rank == 0:
+            log.warning("%s", BY_ROWS)
 
     def run(given: Sequence[Any]) -> list[Any]:
         lane = _lane(session, axis)
