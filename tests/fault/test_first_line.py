@@ -49,6 +49,19 @@ def test_an_error_before_init_is_told_with_its_rank(what: str):
     assert "weft/launch" not in done.stderr and "runpy" not in done.stderr, "frames of weft's own"
 
 
+def test_an_interrupt_that_an_import_swallows_ends_the_job(tmp_path: Path):
+    (tmp_path / "careless.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept:\n    pass\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nif os.environ['RANK'] == '1':\n    import careless\nimport time\ntime.sleep(60)\n"
+    )
+    done = run_ranks(2, script, warm=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert re.match(r"weft: rank 1 on \S+ \(pid \d+\) .*130", first_line(done)), done.stderr
+
+
 def test_a_script_that_cannot_be_read_is_told_once():
     done = run("def (\n")
     assert re.match(

@@ -32,3 +32,14 @@ def test_the_page_shows_what_went_wrong():
     good, bad = Row("local", 2, "SIGKILL", "step"), Row("mpirun", 3, "SIGKILL", "step")
     text = page.table({good: ("", 0.5), bad: ("exit code 0", 0.2)})
     assert text.splitlines()[2] == "| SIGKILL | step | 0.5 s | | **3 ranks: exit code 0** | | |"
+
+
+def test_rows_that_were_not_run_stay_on_the_page():
+    former = page.table(
+        {Row("local", 2, "SIGKILL", "step"): ("", 0.5), Row("mpirun", 2, "exit 0", "step"): ("", 1.0)}
+    )
+    text = page.table({Row("mpirun", 2, "SIGKILL", "step"): ("", 2.0)}, former)
+    assert text.splitlines()[2:] == [
+        "| SIGKILL | step | 0.5 s | | 2.0 s | | |",
+        "| exit 0 | step | | | 1.0 s | | |",
+    ]

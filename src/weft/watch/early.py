@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from weft.errors import LaunchError
 from weft.foreign import whole
@@ -29,6 +30,31 @@ def report_uncaught(rank: int | None = None) -> None:
     if rank is not None:
         statement.forget(rank)
     sys.excepthook = report
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def leave_interrupts() -> None:
+    """From now on SIGINT raises a KeyboardInterrupt wherever it comes, as Python has it."""
+    if signal.getsignal(signal.SIGINT) is _interrupted:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends a rank that is importing: 1 in 30 interrupts of `import torch` got lost there, in some `except:` or
+    in C code that drops exceptions, and the job went on."""
+    error = KeyboardInterrupt()
+    if os.getpid() in _processes and _is_importing(frame):
+        report(KeyboardInterrupt, error, None)
+        exit_now(130)
+    raise error
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

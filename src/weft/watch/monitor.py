@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol
 from weft.watch import statement
 from weft.watch.beside.start import Beside
 from weft.watch.board import Board, Launched, Stored
+from weft.watch.early import leave_interrupts
 from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.files.look import Look
@@ -125,6 +126,7 @@ class Monitor:
             die_with_parent()
         answer_with_stacks()
         sys.excepthook = self._on_exception
+        leave_interrupts()
         os.register_at_fork(after_in_child=self._forget)
         self._thread = threading.Thread(target=self._beat, name="weft-monitor", daemon=True)
         self._thread.start()

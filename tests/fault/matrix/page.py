@@ -13,8 +13,8 @@ Results = Mapping[Row, tuple[str, float | None]]
 """For each row what was wrong (empty: nothing), and after how many seconds nothing was left."""
 
 
-def table(results: Results) -> str:
-    """One line for each fault and moment, one column for each launcher.
+def table(results: Results, former: str = "") -> str:
+    """One line for each fault and moment, one column for each launcher; what no row found stays as in `former`.
 
     >>> rows = [Row("local", 2, "SIGKILL", "step"), Row("local", 3, "SIGKILL", "step", 1)]
     >>> print(table({rows[0]: ("", 0.52), rows[1]: ("", None)}))
@@ -22,8 +22,14 @@ def table(results: Results) -> str:
     | --- | --- | --- | --- | --- | --- | --- |
     | SIGKILL | step | 0.5 s; same losses | | | | |
     """
+    told = {
+        (cells[0], cells[1], engine): cell
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in former.splitlines())
+        for engine, cell in zip(ENGINES, cells[2:], strict=False)
+        if cells[0] in FAULTS
+    }
     kinds = sorted(
-        {(row.fault, row.moment) for row in results},
+        {(row.fault, row.moment) for row in results} | {kind[:2] for kind in told},
         key=lambda kind: (kind[1] != "step", MOMENTS.index(kind[1]), [*FAULTS].index(kind[0])),
     )
     lines = [f"| fault | when | {' | '.join(ENGINES)} |", "| --- | --- |" + " --- |" * len(ENGINES)]
@@ -35,7 +41,8 @@ def table(results: Results) -> str:
                 for row, result in results.items()
                 if (row.fault, row.moment, row.engine) == (fault, moment, engine)
             }
-            cells.append(f" {_cell(found)} |".replace("  |", " |"))
+            cell = _cell(found) if found else told.get((fault, moment, engine), "")
+            cells.append(f" {cell} |".replace("  |", " |"))
         lines.append(f"| {fault} | {moment} |{''.join(cells)}")
     return "\n".join(lines)
 
@@ -57,5 +64,5 @@ def write(results: Results) -> None:
     """Puts the table into its page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}")
+    former, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table(results, former)}\n\n{END}{after}")
