@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR
 
 import weft.torch as weft
-from weft.analysis.run import Device, Facts, Sample, Unit
+from weft.analysis.run import Device, Facts, Failed, Sample, Unit
 from weft.communication.messages import pack
 from weft.graph.transformer import transformer
 from weft.machines.catalogue import host_of
@@ -27,10 +27,12 @@ from weft.plan.measured.planned import Part, Planned
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.format import RECORD
+from weft.profiler.recorder import SCRIPT as SCRIPT_LINES
 from weft.profiler.recorder import Recorder
 from weft.profiler.samples import line_of, open_samples
 from weft.profiler.steps import Book
 from weft.timeline import Span, Timeline
+from weft.watch import failed
 
 
 @dataclass
@@ -233,6 +235,9 @@ def _run(root: Path) -> None:
             recorder.end_step(32, 1000)
             recorder.note({"loss": 1.0 / step, "norm": math.inf})
         recorder.close()
+    failed.leave(root, Failed("rank 1 on node (pid 7) failed", 1, 3))
+    lines = [{"file": "/a/train.py", "line": 3, "text": "x", "asleep_s": 0.5, "computing_s": 0.25}]
+    (root / f"rank0{SCRIPT_LINES}").write_text(json.dumps({"weft": "script", "version": 1, "lines": lines}))
     file = open_samples(root, "node", clock)
     for second in range(3):
         file.write(line_of(Sample(second, (0.5, 1.0), devices=(Device(0.5, 4, 8),))))

@@ -57,6 +57,7 @@ for step, x in enumerate(torch.utils.data.DataLoader(Data(), batch_size=8, num_w
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     weft.log({"loss": loss, "note": "text"})
+    time.sleep(0.1)  # as a log on a slow disk
     if step == 2:
         plain.step()
         gc.collect()
@@ -178,18 +179,24 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
         assert facts.settings["measured_costs"] is True
         assert facts.settings["batch_norm_samples"] == 4, "8 samples in 2 microbatches"
         assert facts.start_s < facts.joined_s <= run.steps[rank][0].start_s and "torch" in facts.versions
+        (line,) = [line for line in run.script[rank] if line.text.startswith("time.sleep(0.1)")]
+        assert line.asleep_s > line.computing_s
     assert run.facts[0].units == run.facts[1].units
     (samples,) = run.samples.values()
     assert samples[0].memory_limit_bytes > 0 and all(0 <= share <= 1 for share in samples[0].cores)
 
 
-def test_a_rank_that_is_killed_within_a_step_leaves_a_run(tmp_path: Path):
+def test_a_rank_that_is_killed_within_a_step_leaves_a_run(tmp_path: Path, capsys):
     analysis = record(tmp_path, DIES, ends_well=False)
     run = analysis.run
     check_identity(analysis)
     assert not run.complete and run.ranks == (0, 1)
     assert [step.step for step in run.steps[1]] == [1, 2, 3]
     assert {1, 2, 3} <= {span.step for span in run.timeline.of_rank(1) if span.kind == "step"}
+    assert run.failed is not None and (run.failed.rank, run.failed.step) == (1, 4)
+    assert re.fullmatch(r"rank 1 on \S+ \(pid \d+\) was killed by SIGKILL.*", run.failed.headline)
+    assert main(["report", str(tmp_path / "run")]) == 3
+    assert f"CRITICAL: JobFailed: the job failed: {run.failed.headline}"[:60] in capsys.readouterr().out
 
 
 def test_only_some_steps_are_kept(tmp_path: Path):

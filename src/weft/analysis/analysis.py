@@ -15,6 +15,7 @@ from weft.analysis.pipeline.simulated import MOST_TIMES, Simulated, simulated
 from weft.analysis.pipeline.work import stages_of
 from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
+from weft.analysis.run_time import RunTime, run_times
 from weft.analysis.whatif import WhatIf, what_if
 from weft.timeline import Timeline
 
@@ -58,6 +59,11 @@ class Analysis:
         """For each rank, for each of its recorded steps, where the time went."""
         arrived = arrivals(self.messages)
         return {rank: parts(self.timeline, rank, arrived.get(rank, {})) for rank in self.timeline.ranks}
+
+    @cached_property
+    def run_times(self) -> Mapping[int, RunTime]:
+        """For each rank into what its whole run went."""
+        return run_times(self.run)
 
     @cached_property
     def inside(self) -> Mapping[int, Mapping[int, Mapping[str, float]]]:

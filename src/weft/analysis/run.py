@@ -152,6 +152,36 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class ScriptLine:
+    """What a line of the script took between steps, in seconds over the run: asleep, and computing."""
+
+    file: str
+    line: int
+    text: str
+    asleep_s: float
+    computing_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both."""
+        return self.asleep_s + self.computing_s
+
+    @property
+    def place(self) -> str:
+        """The file's name, the line and its text."""
+        return f"{self.file.rpartition('/')[2]}:{self.line} `{self.text}`"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """How a job failed: the sentence that names the first rank that did, that rank, its step (0: before the first)."""
+
+    headline: str
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Run:
     """A run as it was recorded.
 
@@ -164,6 +194,8 @@ class Run:
         clock_error_s: How far the clocks of two ranks may be apart; 0 on one host.
         complete: The job has come to its end.
         warnings: What is missing or damaged, a sentence each.
+        failed: How the job failed; None if it did not, or nobody could write that down.
+        script: For each rank the lines of the script that took most between steps.
     """
 
     name: str
@@ -174,6 +206,8 @@ class Run:
     clock_error_s: float = 0.0
     complete: bool = True
     warnings: tuple[str, ...] = ()
+    failed: Failed | None = None
+    script: Mapping[int, tuple[ScriptLine, ...]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:

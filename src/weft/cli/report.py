@@ -113,7 +113,8 @@ def main(options: argparse.Namespace) -> int:
         print(run_text(report))
     else:
         print(f"{report.verdict.status.value}: {report.verdict.text}")
-    return exit_code("report", names, report.findings, report.analysis.run.complete)
+    code = exit_code("report", names, report.findings, report.analysis.run.complete)
+    return FAILED if report.analysis.run.failed is not None else code
 
 
 def exit_code(command: str, names: Sequence[str], findings: Sequence[Finding], complete: bool) -> int:

@@ -14,7 +14,9 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+from weft.analysis.run import Failed as FailedJob
 from weft.launch.culprit import (
     Blame,
     End,
@@ -32,7 +34,7 @@ from weft.launch.running.here import Here
 from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.restarts import Failed
 from weft.visible import LINES, visible
-from weft.watch import early
+from weft.watch import early, failed
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
 from weft.watch.files.look import Outside
@@ -326,6 +328,9 @@ class Launcher:
         self._drain()
         others = victims_text(failures, found.rank)
         self._report(found, others)
+        step = self._page.loop_step(found.rank) or self._page.sign(found.rank).step
+        if self._job.recording:
+            failed.leave(Path(self._job.recording), FailedJob(found.headline, found.rank, max(0, step or 0)))
         said = {each.rank: f"{each.headline()}\n{each.details()}" for each in failures}
         for rank, text in ({found.rank: found.headline} | said).items():
             self._journal.take(rank, f"weft: {text}\n".encode(errors="replace"))
@@ -334,8 +339,7 @@ class Launcher:
             {
                 "rank": found.rank, "host": self._ranks.host(found.rank), "headline": found.headline,
                 "details": found.details, "others": others, "code": found.code,
-                "step": self._page.loop_step(found.rank) or self._page.sign(found.rank).step,
-                "kind": verdict.kind if verdict is not None else "ended", "stacks": stacks,
+                "step": step, "kind": verdict.kind if verdict is not None else "ended", "stacks": stacks,
             }
         )  # fmt: skip
         if verdict is not None and verdict.kind == "frozen":

@@ -15,10 +15,12 @@ from weft.profiler import samples as samples_file
 from weft.profiler import steps as steps_file
 from weft.profiler.format import Header
 from weft.profiler.host.clocks import Offset
-from weft.profiler.recorder import SUFFIX
+from weft.profiler.host.script_lines import read_script_lines
+from weft.profiler.recorder import SCRIPT, SUFFIX
 from weft.profiler.spans import Clocks, Recording, missing_files, read_files, read_recording, spans_of
 from weft.profiler.steps import StepsFile
 from weft.timeline import Timeline
+from weft.watch import failed
 
 T = TypeVar("T")
 
@@ -47,16 +49,22 @@ def read_run(path: Path) -> Run:
     warnings += [warning for host in hosts for warning in host.warnings]
     headers = [file.header for file in files]
     warnings += missing_files(path, headers) if files else []
+    try:
+        failure = failed.read(path)
+    except FormatError as error:
+        failure = None
+        warnings.append(f"{error}; this file is left out")
     ranks = max(_ranks(facts.values(), headers, books))
     known = {*facts, *(file.header.rank for file in files), *(book.rank for book in books)}
     if missing := listed(rank for rank in range(ranks) if rank not in known):
         warnings.append(f"{shown_path(path)} says nothing of rank {missing}")
+    script = dict(_each(path, names, SCRIPT, read_script_lines, warnings))
     run = Run(
         path.resolve().name, Timeline(spans), facts,
         {book.rank: _later_steps(book.steps, clocks.later(book.clock)) for book in books},
         {host.name: _later_samples(host.samples, clocks.later(host.clock)) for host in hosts},
         clock_error_s=clocks.error_s, complete=sum(book.ended for book in books) == ranks,
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(dict.fromkeys(warnings)), failed=failure, script=script,
     )  # fmt: skip
     return _from_zero(run)
 

@@ -28,9 +28,12 @@ from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, 
 from weft.profiler.steps import NOTHING, Book, Spent
 from weft.profiler.steps import SUFFIX as STEPS
 from weft.timeline import MESSAGES, WORK
+from weft.watch import failed
 
 BLOCK_RECORDS = 2048
 SUFFIX = ".spans"
+SCRIPT = ".script.json"
+"""The lines of the script that take time between steps, see `weft.profiler.host.script_lines`."""
 MOST_HELD = 1 << 16
 """So many spans of a step that may be left out wait in memory, until it is known how long it took."""
 KEPT = 8
@@ -85,6 +88,7 @@ class Recorder:
         self._kept: deque[int] = deque(maxlen=KEPT)
         self._opened_s: float | None = None
         self._step, self._step_s = -1, 0.0
+        self._ended_s: float | None = None
         try:
             self._file: int | None = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644
@@ -105,7 +109,8 @@ class Recorder:
         except OSError as error:
             raise _cannot_write(folder, error) from error
         if rank == 0:
-            for suffix in (SUFFIX, STEPS, FACTS):
+            failed.forget(folder)
+            for suffix in (SUFFIX, STEPS, FACTS, SCRIPT):
                 for old in folder.glob(f"rank*{suffix}"):
                     number = old.name[len("rank") : -len(suffix)]
                     if number.isdecimal() and int(number) >= ranks:
@@ -124,10 +129,16 @@ class Recorder:
         """The step that was opened does not come: it has failed before it got its number."""
         self._opened_s = None
 
+    @property
+    def between_steps(self) -> float | None:
+        """When the last step ended; None while one runs, before the first, and while something else is recorded."""
+        return self._ended_s if self._opened_s is None and not self.inside else None
+
     def begin_step(self, step: int, evaluates: bool = False) -> None:
         """A step begins; it began where `open_step` was called. What lies behind it is kept as its detail says."""
         now = time.perf_counter()
         start_s, self._opened_s = now if self._opened_s is None else self._opened_s, None
+        self._ended_s = None
         spent = self.book.spent() if self.book is not None else NOTHING
         if self.device is None:
             self._begin_step(step, evaluates, spent, start_s)
@@ -153,7 +164,7 @@ class Recorder:
     def end_step(self, samples: int = 0, memory_bytes: int = 0) -> None:
         """The step that began has come to its end."""
         self._opened_s = None
-        now = time.perf_counter()
+        self._ended_s = now = time.perf_counter()
         spent = self.book.spent() if self.book is not None else NOTHING
         if self.device is None:
             self._end_step(samples, memory_bytes, spent, now)

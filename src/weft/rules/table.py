@@ -29,16 +29,20 @@ from weft.rules.replicas.straggler_rank import StragglerRank
 from weft.rules.rule import Rule
 from weft.rules.training.checkpoint_stall import CheckpointStall
 from weft.rules.training.collector_pauses import CollectorPauses
+from weft.rules.training.evaluation_share import EvaluationShare
 from weft.rules.training.exploding_gradient import ExplodingGradient
+from weft.rules.training.job_failed import JobFailed
 from weft.rules.training.loss_not_decreasing import LossNotDecreasing
 from weft.rules.training.loss_not_finite import LossNotFinite
 from weft.rules.training.max_initialization_time import MaxInitializationTime
 from weft.rules.training.overall_framework_metrics import OverallFrameworkMetrics
 from weft.rules.training.recording_incomplete import RecordingIncomplete
+from weft.rules.training.script_between_steps import ScriptBetweenSteps
 from weft.rules.training.step_outlier import StepOutlier
 from weft.rules.training.vanishing_gradient import VanishingGradient
 
 RULES: tuple[Rule, ...] = (
+    JobFailed(),
     LossNotFinite(),
     MemoryLeak(),
     MemoryHeadroom(),
@@ -56,6 +60,8 @@ RULES: tuple[Rule, ...] = (
     AllReduceExposed(),
     CollectorPauses(),
     CheckpointStall(),
+    EvaluationShare(),
+    ScriptBetweenSteps(),
     OtherProcesses(),
     StepOutlier(),
     CPUBottleneck(),

@@ -1,8 +1,8 @@
 """glibc's malloc, set up for a training step.
 
 A step frees and takes the same large buffers again and again. By default glibc gives them back to the system,
-and taking them again costs page faults: 7 % of a step. So freed memory is kept, up to ``KEPT_BYTES``, and given
-back once, after the trace, which needs more than the steps that follow.
+and taking them again costs page faults: 7 % of a step. So freed memory is kept, up to ``KEPT_BYTES`` and
+``KEPT_SHARE`` of what the rank may have. It is given back once, after the trace, which needs more than later steps.
 
 What one thread takes and another frees stays for the other (malloc's cache of each thread), between large free pieces
 that it keeps from becoming one. Where threads send gradients beside the step, the heap grew by one to two MiB a step
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from weft.errors import FormatError
 from weft.foreign import read_text, whole
 
 KEPT_BYTES = 1 << 30
+KEPT_SHARE = 1 / 16
 EVERY = 8
 """Steps from one look at the memory to the next."""
 LEAST_GROWTH_BYTES = 64 << 20
@@ -37,20 +39,21 @@ GROWTH = 1 / 8
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_SETTINGS = (
-    ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, KEPT_BYTES),
-    ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, KEPT_BYTES),
-    ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
-)
 
 
-def keep_memory(environ: Mapping[str, str]) -> bool:
-    """Set malloc up for this process; whether there was a glibc that took all of it."""
+def keep_memory(environ: Mapping[str, str], ranks: int = 1) -> bool:
+    """Set malloc up for this process, of ``ranks`` on its host; whether there was a glibc that took all of it."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    wanted = [(option, value) for name, option, value in _SETTINGS if name not in environ]
+    kept = min(KEPT_BYTES, int(host_bytes(ranks) * KEPT_SHARE))
+    options = (
+        ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, KEPT_BYTES),
+        ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, kept),
+        ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
+    )
+    wanted = [(option, value) for name, option, value in options if name not in environ]
     return all([mallopt(option, value) == 1 for option, value in wanted])
 
 
@@ -77,6 +80,19 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
+
+
+def peak_bytes() -> int:
+    """The most memory that the process had from the system since the last call; 0 where the system does not tell.
+
+    Linux counts anew from here on: the peak that other tools read (`VmHWM`) is then that since this call.
+    """
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, ValueError):
+        found = None
+    return int(found[1]) << 10 if found else resident_bytes()
 
 
 class Growth:

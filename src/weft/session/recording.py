@@ -22,7 +22,7 @@ from weft.profiler.control import Control
 from weft.profiler.detail import parse_detail
 from weft.profiler.device import Event, Moment
 from weft.profiler.facts import process_start_s, write_facts
-from weft.profiler.host import clocks, pauses
+from weft.profiler.host import clocks, pauses, script_lines
 from weft.profiler.host.child import start_sampler
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book
@@ -106,7 +106,11 @@ def start(
     tell(session, session.process)
     if session.process.make_event is not None:
         recorder.use_events(session.process.make_event, session.process.captures)
-    recorder.undo = [pauses.watch(session), *session.process.observe(session)]
+    recorder.undo = [
+        pauses.watch(session),
+        script_lines.watch(recorder, session.rank),
+        *session.process.observe(session),
+    ]
     if session.place.local_rank == 0:
         recorder.undo.append(start_sampler(recorder.folder))
 

@@ -73,7 +73,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     check(place.rank == 0)
     count_replicas_once(current.present)
     keep_log_visible()
-    keep_memory(os.environ)  # before there are more threads
+    keep_memory(os.environ, place.local_size)  # before there are more threads
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)

@@ -357,6 +357,13 @@ class DistributedModel(nn.Module):
         """The wrapped module."""
         return self.module
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """A module by its name, as this model has it (`module.layers.0`) or as the wrapped one has it (`layers.0`)."""
+        try:
+            return super().get_submodule(target)
+        except AttributeError:
+            return self.module.get_submodule(target)
+
     def is_local(self, name: str) -> bool:
         """Whether the parameter or buffer of that name in the wrapped module lives on this rank."""
         pipeline = current.session().pipeline

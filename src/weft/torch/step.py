@@ -87,7 +87,7 @@ class Step:
             batch = self._prepare(session, args, kwargs)
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
-        with record_step(session, lambda: (batch.size or 0, watching.memory_bytes(session))):
+        with record_step(session, lambda: (batch.size or 0, watching.peak_bytes(session))):
             collected = self._run(session, batch)
         if self._trains:
             watching.after_step(session, batch.size, collected)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from weft.runtime import allocator
 from weft.runtime.allocator import resident_bytes
 from weft.session.watching import log_values
 from weft.timeline import Span
@@ -36,10 +37,15 @@ def _idle(spans: Sequence[Span]) -> float:
 
 
 def memory_bytes(session: Session) -> int:
-    """The most that was in use: of the process on a CPU, of the device on a GPU."""
+    """What is in use: of the process on a CPU now, of the device on a GPU at most."""
     if session.device.type == "cuda":
         return torch.cuda.max_memory_allocated(session.device)
     return resident_bytes()
+
+
+def peak_bytes(session: Session) -> int:
+    """The most that was in use, on a CPU since the last call."""
+    return memory_bytes(session) if session.device.type == "cuda" else allocator.peak_bytes()
 
 
 def _ranks(session: Session) -> Ranks:

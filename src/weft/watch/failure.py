@@ -160,7 +160,12 @@ def own_line(trace: TracebackType | None) -> str:
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(("<", *_LIBRARIES)) and "site-packages" not in frame.filename
+    return is_own_file(frame.filename)
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a source file is the script's, and neither weft's nor a library's."""
+    return not name.startswith(("<", *_LIBRARIES)) and "site-packages" not in name
 
 
 def _divided(error: BaseException) -> list[str]:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from weft.watch import statement
+from weft.analysis.run import Failed
+from weft.watch import failed, statement
 from weft.watch.beside.start import Beside
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.early import leave_interrupts
@@ -195,6 +196,8 @@ class Monitor:
         self._judged = True
         statement.about(self._place.rank, verdict)
         first = verdict.kind != "ended" and board.claim_ending()
+        if first and self.recording is not None and verdict.ranks:
+            failed.leave(self.recording, Failed(verdict.text, verdict.ranks[0], board.sign().step or 0))
         # Launchers mix the ranks' lines as they like: the cause stands first wherever it is known.
         told = f"weft: {verdict.text}\n" if verdict.text else ""
         _say(f"{told}rank {self._place.rank} ends because of that; its stacks:")
@@ -225,6 +228,8 @@ class Monitor:
         failure = Failure.of(error, self._place.rank, sign)
         if self._board.reports_itself:
             statement.own(failure)
+            if self.recording is not None and not failure.victim:
+                failed.leave(self.recording, Failed(failure.headline(), failure.rank, sign.step or 0))
         self._tell_step(last=True)
         with suppress(RuntimeError):
             self._board.report(failure)

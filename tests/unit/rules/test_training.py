@@ -9,8 +9,11 @@ import pytest
 
 from tests.recordings import Recorded
 from tests.unit.rules.cases import Case, Made, ask, check, logging
-from weft.analysis.run import Run
-from weft.rules.rule import Status
+from weft.analysis.analysis import Analysis
+from weft.analysis.run import Failed, Run, ScriptLine, Step
+from weft.rules.rule import Status, judge
+from weft.rules.table import RULES
+from weft.rules.verdict import verdict
 from weft.timeline import Timeline
 
 NAN, INF = float("nan"), float("inf")
@@ -40,7 +43,38 @@ def late(times: float, *steps: int) -> Made:
     return Recorded(partitions=2, steps=101, late={(step, 1): times for step in steps})
 
 
+def failed(step: int) -> Run:
+    return replace(
+        Recorded(partitions=2).run(), failed=Failed("rank 1 on node (pid 7) was killed by SIGKILL", 1, step)
+    )
+
+
+def evaluating(every: int) -> Run:
+    """A run that evaluates each so many steps."""
+    made = Recorded(partitions=2, steps=60, step_values=lambda _, step: {"evaluates": step % every == 0})
+    return made.run()
+
+
+def scripted(*lines: ScriptLine) -> Run:
+    """A run of 39 steps of 10 seconds after the first, in which lines of the script were seen."""
+    steps = tuple(Step(number, 10.0 * number, 10.0) for number in range(1, 41))
+    made = Recorded(partitions=2, steps=40).run()
+    return replace(made, steps={0: steps}, script={0: lines})
+
+
 CASES = {
+    "JobFailed": Case(
+        failed(5), Status.CRITICAL, "the job failed: rank 1 on node (pid 7) was killed by SIGKILL", Recorded(), None
+    ),
+    "EvaluationShare": Case(
+        evaluating(2), Status.WARNING, "30 steps without a backward pass, after each 1 that train", evaluating(12),
+        Recorded(),
+    ),
+    "ScriptBetweenSteps": Case(
+        scripted(ScriptLine("/a/train.py", 47, "log.flush()", 60.0, 0.0), ScriptLine("/a/b.py", 1, "x", 0.0, 1.0)),
+        Status.WARNING, "most of it at train.py:47 `log.flush()`: 1.54 s of each step, asleep",
+        scripted(ScriptLine("/a/train.py", 47, "log.flush()", 0.0, 20.0)), Recorded(),
+    ),
     "RecordingIncomplete": Case(
         without_rank(2), Status.CRITICAL, "nothing is recorded of rank 2, of 4 ranks", Recorded(), None
     ),
@@ -176,3 +210,21 @@ def test_the_step_with_the_lowest_loss_is_that_of_its_window():
     made = replace(logging(lambda step: {"loss": 1.0 if 16 <= step <= 25 else 2.0}), steps=35)
     found = ask("LossNotDecreasing", made)
     assert (found.status, found.steps) == (Status.WARNING, (16, 35))
+
+
+def test_what_explains_a_failed_job_is_the_job():
+    run = replace(without_rank(2), failed=Failed("rank 2 on node (pid 7) was killed by SIGKILL", 2, 0))
+    told = verdict(judge(RULES, Analysis(run)))
+    assert told.finding is not None and told.finding.rule == "JobFailed"
+    assert told.under[0].explained_by == "JobFailed"
+
+
+def test_a_line_that_computes_is_told_so():
+    found = ask("ScriptBetweenSteps", scripted(ScriptLine("/a/train.py", 9, "tokenise(x)", 1.0, 300.0)))
+    assert found.status is Status.CRITICAL and "of each step, computing" in found.text
+    assert any("DataLoader" in line for line in found.advice)
+
+
+def test_how_seldom_to_evaluate_is_told():
+    found = ask("EvaluationShare", evaluating(2))
+    assert found.advice[0].startswith("evaluate after each 20 training steps instead of 1")

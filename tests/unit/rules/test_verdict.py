@@ -22,7 +22,7 @@ def of(made: Recorded):
 def test_a_clean_run_says_so():
     found = of(Recorded(microbatches=32))
     assert (found.status, found.finding) == (PASS, None)
-    assert found.text.startswith("Nothing is wrong: 13 rules found no fault")
+    assert found.text.startswith("Nothing is wrong: 14 rules found no fault")
     assert len(found.under) == len(RULES)
 
 
@@ -97,7 +97,7 @@ def test_the_order_is_what_is_lost_then_status_then_gain():
 
 def test_what_loses_a_run():
     losing = {rule.name for rule in RULES if rule.loses_run}
-    assert losing == {"LossNotFinite", "MemoryLeak", "MemoryHeadroom", "RecordingIncomplete"}
+    assert losing == {"JobFailed", "LossNotFinite", "MemoryLeak", "MemoryHeadroom", "RecordingIncomplete"}
 
 
 def test_a_gain_that_is_not_known_is_no_lost_run():

@@ -33,9 +33,22 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return made
 
 
-def test_freed_memory_is_kept(library: Library):
-    assert allocator.keep_memory({})
-    assert sorted(library.told) == [(-8, 1), (-3, 1 << 30), (-1, 1 << 30)]
+@pytest.mark.parametrize(("host_gib", "kept"), [(64, 1 << 30), (4, 1 << 27)])
+def test_freed_memory_is_kept_up_to_a_share(
+    host_gib: int, kept: int, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(allocator, "host_bytes", lambda ranks: (host_gib << 30) // ranks)
+    assert allocator.keep_memory({}, ranks=2)
+    assert sorted(library.told) == [(-8, 1), (-3, 1 << 30), (-1, kept)]
+
+
+def test_the_peak_is_that_since_the_last_call():
+    allocator.peak_bytes()
+    before = allocator.resident_bytes()
+    taken = bytearray(64 << 20)
+    del taken
+    assert allocator.peak_bytes() >= before + (56 << 20)
+    assert allocator.peak_bytes() < before + (56 << 20)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.analysis.compare import Comparison, Difference
-from weft.analysis.plan.beside import BesidePlan
+from weft.analysis.plan.beside import LARGE_BYTES, BesidePlan
 from weft.analysis.scaling import Scaling
 from weft.report.run.words import MOST_RANKS, PARTS, Table, milliseconds, number, percent
 from weft.units import format_bytes
@@ -80,7 +80,7 @@ def planned(beside: BesidePlan) -> list[Table]:
     ]  # fmt: skip
     memory = [
         (one.where, format_bytes(one.planned), format_bytes(one.measured),
-         f"{one.more / one.planned:+.1%}" if one.planned else "")
+         f"{one.more / one.planned:+.1%}" if one.planned > LARGE_BYTES else "")
         for one in beside.memory
     ]  # fmt: skip
     tables = [

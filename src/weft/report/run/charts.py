@@ -272,8 +272,17 @@ def values(report: Report) -> list[Chart]:
     return [each for each in found if each is not None]
 
 
-def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]]) -> Bars:
-    """Stacked bars of seconds by part; each row has a name. Of many rows there are the first ones."""
+def _in_ms(seconds: float) -> str:
+    return f"{milliseconds(seconds)} ms"
+
+
+def bars(
+    title: str, rows: Sequence[tuple[str, dict[str, float]]], text: Callable[[float], str] = _in_ms
+) -> Bars:
+    """Stacked bars of seconds by part; each row has a name. Of many rows there are the first ones.
+
+    ``text``: how a duration reads.
+    """
     if len(rows) > MOST_BARS:
         title, rows = f"{title} (the first {MOST_BARS} of {len(rows)} bars)", rows[:MOST_BARS]
     longest = max((sum(parts.values()) for _, parts in rows), default=0.0) or 1.0
@@ -286,18 +295,24 @@ def bars(title: str, rows: Sequence[tuple[str, dict[str, float]]]) -> Bars:
             width = seconds / longest * 100
             share = seconds / total
             label = f"{share:.0%}" if width >= 9 and share < 1.0 else ""
-            text = f"{LOOKS[part].name}: {milliseconds(seconds)} ms, {percent(share)}"
-            pieces.append(Piece(part, round(reached, 3), round(width, 3), text, label))
+            told = f"{LOOKS[part].name}: {text(seconds)}, {percent(share)}"
+            pieces.append(Piece(part, round(reached, 3), round(width, 3), told, label))
             reached += width
-        made.append(Bar(name, pieces, f"{milliseconds(total)} ms"))
-    used = [part for part in LOOKS if any(parts.get(part, 0.0) > 0.0 for _, parts in rows)]
-    return Bars(title, made, used, ("0", f"{milliseconds(longest / 2)} ms", f"{milliseconds(longest)} ms"))
+        made.append(Bar(name, pieces, text(total)))
+    used = [*dict.fromkeys(part for _, parts in rows for part, seconds in parts.items() if seconds > 0.0)]
+    return Bars(title, made, used, ("0", text(longest / 2), text(longest)))
 
 
 def parts(report: Report) -> Bars:
     """Each rank's usual step."""
     rows = [(f"rank {rank}", each._asdict()) for rank, each in report.analysis.typical.items()]
     return bars("Each rank's usual step", rows)
+
+
+def run_times(report: Report) -> Bars:
+    """Into what the whole run went."""
+    rows = [(f"rank {rank}", each._asdict()) for rank, each in report.analysis.run_times.items()]
+    return bars("The whole run", rows, duration)
 
 
 def balance(report: Report) -> Bars:

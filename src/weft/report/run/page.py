@@ -13,7 +13,7 @@ from weft.report.page import asset, legend, policy, script
 from weft.report.run import beside, charts, run_tables, step_tables
 from weft.report.run.lanes import MOST_SPANS, Lanes, lanes
 from weft.report.run.report import Report
-from weft.report.run.words import LOOKS, Table
+from weft.report.run.words import LOOKS, Table, duration
 from weft.report.styles import TILE
 from weft.report.templates import environment
 
@@ -78,6 +78,8 @@ def _values(report: Report) -> dict[str, Any]:
         "script": Markup(source),
         "facts": run_tables.facts(report),
         "quality": run_tables.quality(report),
+        "whole": charts.run_times(report),
+        "whole_table": run_tables.run_times(report),
         "settings": run_tables.settings(report),
         "judged": run_tables.judged(report),
         "sections": sections(report),
@@ -181,5 +183,5 @@ def _of_the_run(report: Report) -> list[Section]:
 
 def _environment() -> Environment:
     found = environment("a run", "the report")
-    found.globals |= {"looks": LOOKS, "tile": TILE}
+    found.globals |= {"looks": LOOKS, "tile": TILE, "duration": duration}
     return found

@@ -11,7 +11,16 @@ from weft.analysis.replay import FAITHFUL
 from weft.analysis.run import Sample
 from weft.analysis.series import quantile
 from weft.report.run.report import Report
-from weft.report.run.words import MOST_RANKS, Table, duration, milliseconds, number, of_ranks, percent
+from weft.report.run.words import (
+    MOST_RANKS,
+    RUN_PARTS,
+    Table,
+    duration,
+    milliseconds,
+    number,
+    of_ranks,
+    percent,
+)
 from weft.units import format_bytes
 
 SETTINGS = ("partitions", "microbatches", "pipeline", "optimize", "active_microbatches", "prescaled_batch")
@@ -47,6 +56,18 @@ def facts(report: Report) -> Table:
     if samples and analysis.step_s:
         rows.append(("samples a second", number(samples / analysis.step_s)))
     return Table("The run", ("fact", "value"), [row for row in rows if row[1]])
+
+
+def run_times(report: Report) -> Table:
+    """Into what each rank's whole run went."""
+    found = report.analysis.run_times
+    used = [name for name in RUN_PARTS if any(getattr(each, name) for each in found.values())]
+    rows = [
+        (f"rank {rank}", duration(each.total), *(percent(each.share(name)) for name in used))
+        for rank, each in list(found.items())[:MOST_RANKS]
+    ]
+    headers = ("rank", "whole run", *(RUN_PARTS[name].name for name in used))
+    return Table(of_ranks("The whole run", len(found)), headers, rows, "<".ljust(len(headers), ">"))
 
 
 def settings(report: Report) -> Table:

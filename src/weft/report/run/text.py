@@ -41,8 +41,9 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _tables(report: Report) -> list[Table]:
-    parts = step_tables.parts(report)
+    parts, whole = step_tables.parts(report), run_tables.run_times(report)
     return [
+        whole.turned() if len(whole.rows) < len(whole.headers) else whole,
         *(beside.compared(report.comparison) if report.comparison is not None else []),
         *(beside.scaled(report.scaling) if report.scaling is not None else []),
         *(beside.planned(report.plan) if report.plan is not None else []),

@@ -23,10 +23,26 @@ PARTS = {
     "host": Style("host: Python, the script", "#c9c2d6", "#24292f", DOTS, "#8f85a5"),
 }
 """By the names of `weft.analysis.parts.Parts`, in their order."""
-LOOKS = PARTS | {
-    "now": STYLES["F"]._replace(name="work now"),
-    "suggested": STYLES["B"]._replace(name="work with the suggested split"),
+RUN_PARTS = {
+    "start": STYLES["prepare"]._replace(name="start: imports, weft.init"),
+    "load": STYLES["copy"]._replace(name="model and data, before the first step"),
+    "first": STYLES["W"]._replace(name="the first step: trace, split, proof"),
+    "train": STYLES["F"]._replace(name="training"),
+    "idle": PARTS["warmup"]._replace(name="waiting for other ranks"),
+    "evaluate": STYLES["B"]._replace(name="evaluation"),
+    "data": PARTS["data"],
+    "checkpoint": PARTS["checkpoint"],
+    "host": PARTS["host"]._replace(name="the script between steps"),
 }
+"""By the names of `weft.analysis.run_time.RunTime`, in their order."""
+LOOKS = (
+    PARTS
+    | {name: style for name, style in RUN_PARTS.items() if name not in PARTS}
+    | {
+        "now": STYLES["F"]._replace(name="work now"),
+        "suggested": STYLES["B"]._replace(name="work with the suggested split"),
+    }
+)
 """All pieces of bars."""
 
 LINES = (

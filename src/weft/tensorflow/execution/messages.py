@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from weft.runtime.allocator import resident_bytes
+from weft.runtime.allocator import peak_bytes, resident_bytes
 from weft.session.recording import record_first
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
@@ -159,7 +159,7 @@ class Messages:
         if session.channel is not None:
             session.channel.mailbox.discard(session.steps)
         if session.recorder is not None:
-            session.recorder.end_step(self._samples, resident_bytes())
+            session.recorder.end_step(self._samples, peak_bytes())
         if session.progress is not None:
             samples = self._samples * session.mesh.rdp
             session.progress.step(samples, lambda: Ranks((), resident_bytes()))

@@ -1,0 +1,50 @@
+"""Why a job ended, kept in the folder of its recording: `failed.json`.
+
+The launcher writes it, or where no launcher of weft's runs the rank that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from weft.analysis.run import Failed
+from weft.document import Document
+from weft.foreign import read_file
+from weft.visible import visible
+
+NAME = "failed.json"
+VERSION = 1
+
+
+def leave(folder: Path, failed: Failed) -> None:
+    """Write it, whole or not at all; a folder that cannot be written to is no reason to fail in another way."""
+    new = folder / f".{NAME}-{secrets.token_hex(4)}"
+    with suppress(OSError):
+        new.write_text(json.dumps({"weft": "failed", "version": VERSION, **asdict(failed)}), encoding="utf-8")
+        os.replace(new, folder / NAME)
+
+
+def forget(folder: Path) -> None:
+    """Another job records into the folder, or this one was started again."""
+    (folder / NAME).unlink(missing_ok=True)
+
+
+def read(folder: Path) -> Failed | None:
+    """What `leave` wrote; None where nothing failed.
+
+    Raises:
+        FormatError: The file cannot be read; the error names the fault by its path.
+    """
+
+    def parse(text: str) -> Failed:
+        document = Document.parse(text, kind="failed", version=VERSION)
+        return Failed(
+            visible(document["headline"].text()), document["rank"].whole(), document["step"].whole()
+        )
+
+    return read_file(folder / NAME, parse) if (folder / NAME).exists() else None
