@@ -43,16 +43,24 @@ def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdi
 
     Causes are ordered by weight: first what is critical and loses the run (`Rule.loses_run`: a lost loss, a full
     memory), then by status, then by gain, where one that is not known counts as none, then as they come. Status comes
-    before gain, since more microbatches often promise most also where a partition is at fault.
+    before gain, since more microbatches often promise most also where a partition is at fault. A cause weighs at least
+    what the heaviest of its consequences weighs.
 
     Args:
         findings: As `judge` gives them.
         rules: Those that were asked; they say what explains what.
     """
     asked = list(rules)
-    explained, weight = explain(list(findings), asked), _weight_by(asked)
+    found, weight = list(findings), _weight_by(asked)
+    explained = explain(found, asked)
     causes = [each for each in explained if each.status in FAULTS and not each.explained_by]
-    causes.sort(key=weight)
+    causes.sort(
+        key=lambda cause: min(
+            weight(told)
+            for told, each in zip(found, explained, strict=True)
+            if each is cause or (each.explained_by == cause.rule and told.status in FAULTS)
+        )
+    )
     if not causes:
         return _without_cause(explained)
     first = causes[0]

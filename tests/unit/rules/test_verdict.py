@@ -112,3 +112,12 @@ def test_the_gain_is_told():
     assert verdict([Finding("A", WARNING, "it is slow", gain=0.25)], ()).text == (
         "A: it is slow. Mending it is expected to save 25 % of a step."
     )
+
+
+def test_a_cause_weighs_what_it_explains():
+    """Else what takes most of a step would stand under a cause of unknown price, behind all others."""
+    heavy = Finding("CPUBottleneck", CRITICAL, "host", gain=0.39)
+    other = Finding("OtherProcesses", WARNING, "others")
+    small = Finding("TensorParallelExposed", WARNING, "sums", gain=0.05)
+    told = verdict([small, other, heavy])
+    assert [each.rule for each in told.findings] == ["OtherProcesses", "CPUBottleneck", "TensorParallelExposed"]

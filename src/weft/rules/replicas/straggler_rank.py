@@ -23,7 +23,7 @@ class StragglerRank(Rule):
 
     explains = (
         "PartitionImbalance", "LastPartitionHeavy", "PipelineBubble", "AllReduceExposed", "LoadBalancing",
-        "LowGPUUtilization", "OtherProcesses",
+        "LowGPUUtilization",
     )  # fmt: skip
 
     warn: float = 0.90
