@@ -41,6 +41,8 @@ GATED = (
     "deepseek_v3",
 )
 """Types of models whose feed-forward layers have a gate."""
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+"""Kinds of layers that have attention."""
 EXPERTS = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": (
@@ -93,7 +95,49 @@ def sizes_from_config(text: str, **given: int) -> Sizes:
         found["kv_heads"] = None
     tied = "tie_word_embeddings" not in config or config["tie_word_embeddings"].value is not False
     experts = _experts(config, given)
-    return Sizes(**found, gated=_gated(config), tied=tied, experts=experts, latent=latent)  # type: ignore[arg-type]
+    windows = _windows(config, found["layers"] or 0)
+    return Sizes(**found, **windows, gated=_gated(config), tied=tied, experts=experts, latent=latent)  # type: ignore[arg-type]
+
+
+def _windows(config: Document, layers: int) -> dict[str, int]:
+    """The window of attention and the layers that have it: by the kinds of layers, else as the type of model has it."""
+    kind = (
+        config["model_type"].text()
+        if "model_type" in config and config["model_type"].value is not None
+        else ""
+    )
+    kinds = [each.text() for each in config["layer_types"]] if _has(config, "layer_types") else []
+    for place, each in enumerate(kinds):
+        if each not in ATTENTION:
+            raise FormatError(
+                f"$.layer_types[{place}]: weft plans no layer of {each}, only {', '.join(ATTENTION)}: leave "
+                "layer_types out of a copy of the file, and all layers count as full attention"
+            )
+    width, chunk = (_first(config, (name,)) or 0 for name in ("sliding_window", "attention_chunk_size"))
+    asked = (
+        config["use_sliding_window"].value
+        if _has(config, "use_sliding_window")
+        else not kind.startswith("qwen")
+    )
+    if chunk:
+        every = _first(config, ("no_rope_layer_interval",)) or 4
+        count = kinds.count("chunked_attention") if kinds else layers - layers // every
+        return {"window": chunk, "windowed": min(layers, count), "chunked": True}
+    if not width or not asked:
+        return {}
+    pattern = _first(config, ("sliding_window_pattern", "_sliding_window_pattern")) or (
+        2 if kind == "gemma2" else 0
+    )
+    first = _first(config, ("max_window_layers",)) or 0
+    count = layers - layers // pattern if pattern else layers - first
+    return {
+        "window": width,
+        "windowed": max(0, min(layers, kinds.count("sliding_attention") if kinds else count)),
+    }
+
+
+def _has(given: Document, name: str) -> bool:
+    return name in given and given[name].value is not None
 
 
 def _first(given: Document, names: tuple[str, ...]) -> int | None:

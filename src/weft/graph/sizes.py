@@ -42,6 +42,9 @@ class Sizes:
         tied: Whether embedding and head share their matrix.
         experts: What its layers have in place of one feed-forward network; none in a dense model.
         latent: How its keys and values are made, if not from the residual stream.
+        window: How many tokens a query sees at most, itself among them; 0 where it sees all before it.
+        windowed: How many layers have that window; the others see all.
+        chunked: The sequence lies in chunks of so many tokens, and a query sees those of its own chunk.
 
     >>> gpt3 = Sizes(layers=96, hidden=12288, heads=96, ffn=4 * 12288, vocab=51200, seq=2048)
     >>> llama = Sizes(80, 8192, 64, 28672, 128256, 8192, kv_heads=8, gated=True, tied=False)
@@ -64,6 +67,9 @@ class Sizes:
     tied: bool = True
     experts: Experts | None = None
     latent: Latent | None = None
+    window: int = 0
+    windowed: int = 0
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         names = ("layers", "hidden", "heads", "ffn", "vocab", "seq", "kv_heads", "head_width")
@@ -85,8 +91,26 @@ class Sizes:
             faults.append(
                 f"dense layers are {self.experts.dense_layers} of {self.layers} layers: at least one must have experts"
             )
+        if self.window < 0 or not 0 <= self.windowed <= self.layers:
+            faults.append(f"{self.windowed} of {self.layers} layers have a window of {self.window} tokens")
         if faults:
             raise ConfigError("; ".join(faults))
+
+    @property
+    def seen_share(self) -> float:
+        """The share of causal attention's scores that are computed, the mean over layers.
+
+        Without windows a sequence has s^2 / 2 scores, with one of w tokens s w - w^2 / 2, in chunks of w s w / 2.
+
+        >>> Sizes(2, 64, 8, 256, 1000, 1024, window=256, windowed=1).seen_share
+        0.71875
+        """
+        width = min(self.window, self.seq)
+        if not width:
+            return 1.0
+        rest = self.seq % width
+        seen = self.seq * width - rest * width + rest**2 if self.chunked else 2 * self.seq * width - width**2
+        return 1.0 - self.windowed / self.layers * (1.0 - seen / self.seq**2)
 
     @property
     def key_heads(self) -> int:
@@ -200,8 +224,11 @@ class Sizes:
         return 2 * tokens * self.layer_matrices
 
     def score_flops(self, tokens: int) -> int:
-        """FLOPs of a layer's attention scores in a forward pass: 4 b s^2 a d, masked ones too [1]."""
-        return 2 * tokens * self.seq * (self.query_width + self.result_width)
+        """FLOPs of a layer's attention scores in a forward pass: 4 b s^2 a d, masked ones too [1].
+
+        Where windows leave some out, it is the mean over layers.
+        """
+        return int(2 * tokens * self.seq * (self.query_width + self.result_width) * self.seen_share)
 
     def head_flops(self, tokens: int) -> int:
         """FLOPs of the logits in a forward pass: 2 b s h V [1]."""

@@ -3,11 +3,12 @@
 Peak rates are dense, without sparsity; links are one direction of one accelerator. Where figures come from:
 
     peak rates            the makers' data sheets, as PyTorch (torch/_inductor/analysis/device_info.py) and Lightning
-                          (fabric/utilities/throughput.py) cite them. B200: from no source that was read
+                          (fabric/utilities/throughput.py) cite them. B200, and those from RTX3090 on: from no source
+                          that was read; MI250 is one of the two dies of a card, as programs see it
     memory, bandwidth     A100-80, H100: the same. Others: from no source that was read
     links inside          rings of NCCL that were measured: vTrain's tables for V100 and A100 (79 us for 14 steps of 8
                           ranks; 136 and 227 GB/s), NVIDIA's dgxc-benchmarking for H100 (45 us, 480 GB/s). H200: as
-                          H100. B200, L4, T4: assumed
+                          H100. All others: assumed
     network               80 % of a line of 200 Gbit/s (A100) or 400 Gbit/s (H100, H200, B200) for each accelerator.
                           Others: assumed
     instance types        lines of p4d and p3dn: NVIDIA/nccl, issues 527 and 235. The rest, and the hosts' memory, from
@@ -84,6 +85,22 @@ ACCELERATORS: Mapping[str, Accelerator] = {
             "T4", 16 * GB, 0.32e12,
             {"fp32": 8.1 * TFLOPS, "fp16": 65 * TFLOPS}, {"fp32": 0.6, "fp16": 0.5}, 0.4e9, 0.62, 0.17, "all shares",
         ),
+        *(
+            Accelerator(name, size * GB, rate, {dtype: flops * TFLOPS for dtype, flops in peak.items()},
+                        {dtype: 0.5 if dtype == "fp8" else 0.6 for dtype in peak}, half, 0.62, 0.17,
+                        "peak rates and all shares")
+            for name, size, rate, half, peak in (
+                ("RTX3090", 24, 0.936e12, 0.7e9, {"fp32": 35.6, "tf32": 35.6, "fp16": 71, "bf16": 71}),
+                ("RTX4090", 24, 1.008e12, 1e9, {"fp32": 82.6, "tf32": 82.6, "fp16": 165, "bf16": 165, "fp8": 330}),
+                ("RTX5090", 32, 1.792e12, 1.2e9, {"fp32": 105, "tf32": 105, "fp16": 210, "bf16": 210, "fp8": 419}),
+                ("A6000", 48, 0.768e12, 1e9, {"fp32": 38.7, "tf32": 77.4, "fp16": 155, "bf16": 155}),
+                ("A10G", 24, 0.6e12, 0.7e9, {"fp32": 35, "tf32": 35, "fp16": 70, "bf16": 70}),
+                ("L40S", 48, 0.864e12, 1.5e9, {"fp32": 91.6, "tf32": 183, "fp16": 362, "bf16": 362, "fp8": 733}),
+                ("MI250", 64, 1.6e12, 1.5e9, {"fp32": 45, "fp16": 181, "bf16": 181}),
+                ("MI300X", 192, 5.3e12, 4e9, {"fp32": 163, "tf32": 654, "fp16": 1307, "bf16": 1307, "fp8": 2615}),
+                ("GB200", 186, 8.0e12, 8.7e9, {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500, "fp8": 5000}),
+            )
+        ),
     )
 }  # fmt: skip
 """By name; `cpu:CORES` is another one, see `cpu`."""
@@ -102,6 +119,15 @@ _HOSTS: Mapping[str, tuple[Link, Link, Conduct]] = {
     "B200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER),
     "L4": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN),
     "T4": (Link(2e-5, 6e9), Link(2e-5, 1.25e9), _PLAIN),
+    "RTX3090": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN),
+    "RTX4090": (Link(2e-5, 12e9), Link(2e-5, 1.25e9), _PLAIN),
+    "RTX5090": (Link(2e-5, 24e9), Link(2e-5, 1.25e9), _PLAIN),
+    "A6000": (Link(2e-5, 12e9), Link(2e-5, 2.5e9), _PLAIN),
+    "A10G": (Link(2e-5, 12e9), Link(2e-5, 1.5e9), _PLAIN),
+    "L40S": (Link(2e-5, 12e9), Link(2e-5, 12.5e9), _PLAIN),
+    "MI250": (Link(1e-5, 100e9), Link(1e-5, 12.5e9), _PLAIN),
+    "MI300X": (Link(1e-5, 300e9), Link(1e-5, 40e9), _PLAIN),
+    "GB200": (Link(3.2e-6, 900e9), Link(1e-5, 40e9), _ON_HOPPER),
 }
 """Inside and network, both for one accelerator, and conduct. Where each link comes from is said above."""
 
@@ -135,7 +161,7 @@ def host_of(name: str, accelerators: int = 8) -> Host:
     if colon and kind.lower() == "cpu" and (count := whole(cores, 4096)):
         return replace(cpu(count), accelerators=accelerators)
     known = {key.lower(): key for key in ACCELERATORS}
-    known |= {"a100": "A100-80", "v100": "V100-32", "h100-80": "H100"}
+    known |= {"a100": "A100-80", "v100": "V100-32", "h100-80": "H100", "rtxa6000": "A6000", "mi300": "MI300X"}
     key = known.get(name.lower())
     if key is None:
         raise ConfigError(

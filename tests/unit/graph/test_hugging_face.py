@@ -143,3 +143,33 @@ def test_mixtures_have_the_parameters_of_the_models_themselves(family):
     )
     extra = sizes.layers * sizes.hidden if family == "qwen2_moe" else 0  # a gate for the shared expert
     assert sizes.parameters - small == matrices - extra
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, (64, 12, False)),
+        ({"model_type": "mistral", "sliding_window": None}, (0, 0, False)),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, (0, 0, False)),
+        ({"model_type": "qwen2", "sliding_window": 64}, (0, 0, False)),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8},
+         (64, 4, False)),
+        ({"model_type": "gemma2", "sliding_window": 64}, (64, 6, False)),
+        ({"model_type": "gemma3_text", "sliding_window": 64, "sliding_window_pattern": 6}, (64, 10, False)),
+        ({"model_type": "gpt_oss", "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 6},
+         (64, 6, False)),
+        ({"model_type": "llama4_text", "attention_chunk_size": 64}, (64, 9, True)),
+        ({"model_type": "llama4_text", "attention_chunk_size": 64,
+          "layer_types": ["chunked_attention"] * 3 + ["full_attention"] * 9}, (64, 3, True)),
+    ],
+)  # fmt: skip
+def test_windows_of_attention(more, expected):
+    sizes = sizes_from_config(json.dumps({**LLAMA, "num_hidden_layers": 12, **more}))
+    assert (sizes.window, sizes.windowed, sizes.chunked) == expected
+    assert (sizes.seen_share < 1.0) is bool(expected[0])
+
+
+def test_layers_without_attention_are_refused():
+    config = {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}
+    with pytest.raises(FormatError, match="layer_types.0.: weft plans no layer of linear_attention"):
+        sizes_from_config(json.dumps(config))

@@ -117,3 +117,18 @@ def test_latent_attention_that_cannot_be():
         ConfigError, match="latent attention: keys is 0, it must be at least 1; latent attention: value is -1"
     ):
         Latent(0, 0, 8, 4, -1)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 16, 40, 64])
+def test_the_share_of_scores_is_that_of_the_mask(window: int, chunked: bool):
+    """Counted by pairs, up to the half of each diagonal block that formulas of causal attention leave out."""
+    seq = 48
+    sizes = Sizes(1, 8, 1, 8, 8, seq, window=window, windowed=1, chunked=chunked)
+    pairs = sum(
+        (query // window == key // window) if chunked else query - key < window
+        for query in range(seq)
+        for key in range(query + 1)
+    )
+    assert sizes.seen_share * seq**2 / 2 == pytest.approx(pairs, abs=seq / 2 + 1e-6)
+    assert sizes.seen_share == 1.0 or window < seq

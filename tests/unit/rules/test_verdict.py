@@ -120,4 +120,8 @@ def test_a_cause_weighs_what_it_explains():
     other = Finding("OtherProcesses", WARNING, "others")
     small = Finding("TensorParallelExposed", WARNING, "sums", gain=0.05)
     told = verdict([small, other, heavy])
-    assert [each.rule for each in told.findings] == ["OtherProcesses", "CPUBottleneck", "TensorParallelExposed"]
+    assert [each.rule for each in told.findings] == [
+        "OtherProcesses",
+        "CPUBottleneck",
+        "TensorParallelExposed",
+    ]

@@ -31,6 +31,7 @@ from weft.machines.machine_file import host_from_json
 from weft.machines.storage_prices import with_prices
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
+from weft.plan.parallelism.own import DIVISION, parse_division
 from weft.report.plan.page import plan_page
 from weft.report.plan.report import PlanReport
 from weft.units import parse_bytes, parse_rate, parse_seconds
@@ -114,6 +115,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(f"--{name}", type=_count_or_none, metavar="N", help=meaning)
     group.add_argument(
+        "--window", type=_count_or_none, metavar="N",
+        help="tokens that a query sees at most, in every layer; 0: all (default: as the config.json has it)",
+    )  # fmt: skip
+    group.add_argument(
         "--gated", action="store_true", help="feed-forward layers have a gate (SwiGLU), as in Llama"
     )
     group.add_argument("--untied", action="store_true", help="embedding and head have a matrix each")
@@ -128,12 +133,19 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--optimizer", choices=list(STATES), default="adam", help="(default: adam)")
     group.add_argument(
+        "--gradient-bits", type=int, choices=(16, 32), default=32,
+        help="of a gradient as it is added up and averaged (default: 32)",
+    )  # fmt: skip
+    group.add_argument(
         "--unfused-attention", action="store_true", help="attention writes its scores into memory"
     )
     group.add_argument(
         "--eager",
         action="store_true",
         help="operations between products are kernels of their own (no torch.compile)",
+    )
+    group.add_argument(
+        "--division", metavar="PARTS", help=f"price this division, too, beside the best one: {DIVISION}"
     )
     group.add_argument("--price", type=float, metavar="P", help="what a host costs an hour, in any currency")
     group.add_argument("--memory", metavar="SIZE", help="what of a device may be used (default: 96 %% of it)")
@@ -220,7 +232,7 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
     given = [
         f"--{name.replace('_', '-')}"
         for name, value in vars(options).items()
-        if name not in own and value not in (None, False, "adam", [])
+        if name not in own and value not in (None, False, "adam", 32, [])
     ]
     if given:
         raise UsageError(
@@ -250,14 +262,16 @@ def _asked(options: argparse.Namespace) -> Asked:
             "--storage-price says what storage costs; how much is needed say --data and --epoch: --data 100GB "
             "--epoch 30s"
         )
+    job = _job(options, machines.host, options.global_batch)
     return Asked(
-        _job(options, machines.host, options.global_batch),
+        job,
         machines,
         options.tokens,
         None if options.memory is None else parse_bytes(options.memory),
         None if options.data is None else parse_bytes(options.data),
         None if options.epoch is None else parse_seconds(options.epoch),
         None if options.storage_rate is None else _rate(options.storage_rate),
+        None if options.division is None else parse_division(options.division, job, machines),
     )
 
 
@@ -278,7 +292,7 @@ def _job(options: argparse.Namespace, host: Host, batch: int) -> Job:
         )
     return Job(
         _sizes(options), batch, precision, options.optimizer,
-        fused_attention=not options.unfused_attention, eager=options.eager,
+        fused_attention=not options.unfused_attention, gradient_bytes=options.gradient_bits // 8, eager=options.eager,
     )  # fmt: skip
 
 
@@ -289,16 +303,24 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     if options.config is not None:
         found = read_file(options.config, lambda text: sizes_from_config(text, **given, **experts))
         gated, tied = options.gated or found.gated, found.tied and not options.untied
-        return replace(found, gated=gated, tied=tied)
+        return _with_window(replace(found, gated=gated, tied=tied), options.window)
     missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]
     if missing:
         raise ConfigError(
             f"the model lacks {', '.join(f'--{name}' for name in missing)}: give them, or --config config.json"
         )
     ffn = given.pop("ffn", 4 * given["hidden"])
-    return Sizes(
+    found = Sizes(
         **given, ffn=ffn, gated=options.gated, tied=not options.untied, experts=_experts(experts, ffn)
     )
+    return _with_window(found, options.window)
+
+
+def _with_window(sizes: Sizes, window: int | None) -> Sizes:
+    """The sizes with a window in every layer, if one is given."""
+    if window is None:
+        return sizes
+    return replace(sizes, window=window, windowed=sizes.layers if window else 0, chunked=False)
 
 
 def _experts(given: dict[str, int], ffn: int) -> Experts | None:

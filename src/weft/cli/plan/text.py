@@ -10,6 +10,7 @@ from weft.graph.sizes import Sizes
 from weft.machines.catalogue import not_fitted
 from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
+from weft.plan.parallelism.own import because
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.weft_today import cannot, command, settings
 from weft.report.run.words import Table
@@ -22,6 +23,8 @@ def as_text(found: Answer, compare: bool, explain: bool) -> str:
     parts = [question(found.asked)]
     if found.search.best:
         parts += [sentence(found), _lines(plans_table(found.asked, found.search.best))]
+    if found.own is not None:
+        parts.append(own(found))
     parts.append("\n".join(others(found)))
     if found.runs_today is not None:
         parts.append(_today(found))
@@ -50,6 +53,15 @@ def question(asked: Asked) -> str:
         f"tokens a step, {job.precision}, {job.optimizer}",
         f"{machines.size} x {device.name} with {format_bytes(device.memory_bytes)}, on {hosts} ({machines.host.name})",
     ]
+    if job.sizes.window and job.sizes.windowed:
+        seen = (
+            f"tokens in chunks of {job.sizes.window}"
+            if job.sizes.chunked
+            else f"{job.sizes.window} tokens at most"
+        )
+        lines.append(
+            f"{job.sizes.windowed} of {job.sizes.layers} layers see {seen}: {job.sizes.seen_share:.0%} of all scores"
+        )
     assumed = assumptions(asked)
     if assumed:
         lines.append(f"assumed, not fitted: {assumed}; compare these times, do not rely on them")
@@ -88,6 +100,25 @@ def sentence(found: Answer) -> str:
     return words
 
 
+def own(found: Answer) -> str:
+    """The division that was asked for beside the best one."""
+    assert found.own is not None
+    plan, asked = found.own.plan, found.asked
+    memory = format_bytes(plan.memory.total)
+    words = f"Yours: {plan.division}. A step takes {format_seconds(plan.seconds)}, {memory} a rank"
+    if not found.own.fits:
+        words += f", which is {format_bytes(plan.memory.total - asked.limit_bytes)} more than it has"
+    if not found.search.best:
+        return f"{words}."
+    best = found.search.best[0]
+    if plan.seconds <= best.seconds:
+        return f"{words}; the best that fits takes {format_seconds(best.seconds)}."
+    why = because(asked.job, plan, best)
+    return (
+        f"{words}; the best takes {format_seconds(best.seconds)}{f', because of yours {why}' if why else ''}."
+    )
+
+
 def nothing_fits(found: Answer) -> str:
     """Why nothing fits, what is lacking, and how many hosts would do, in one sentence or two."""
     asked = found.asked
@@ -98,6 +129,12 @@ def nothing_fits(found: Answer) -> str:
         f"the smallest of {found.search.tried} divisions ({division}), with activations {format_bytes(memory.total)}, "
         f"and a rank has {format_bytes(asked.limit_bytes)}: it lacks {format_bytes(memory.total - asked.limit_bytes)}."
     )
+    if found.changes:
+        fits = [
+            f"{what} (a step of {format_seconds(plan.seconds)}, {format_bytes(plan.memory.total)})"
+            for what, plan in found.changes
+        ]
+        words += f" What would fit, by itself: {'; '.join(fits)}."
     if found.hosts_that_fit is not None:
         batch = divisible(asked.job.batch, found.hosts_that_fit * asked.machines.host.accelerators)
         more = "" if batch == asked.job.batch else f", with a batch of {batch}"
@@ -230,6 +267,8 @@ def as_json(found: Answer) -> dict[str, Any]:
         },
         "refused": search.refused,
         "hosts_that_fit": found.hosts_that_fit,
+        "own": None if found.own is None else {**_plan_json(asked, found.own.plan), "fits": found.own.fits},
+        "changes": [{"change": what, **_plan_json(asked, plan)} for what, plan in found.changes],
         "guide": [asdict(advice) for advice in found.guide],
         "storage_given": [asdict(one) for one in found.given],
         "storage": [{"first": asdict(first), "later": asdict(later)} for first, later in found.storage],

@@ -6,15 +6,20 @@ from dataclasses import dataclass, field, replace
 
 from weft.errors import ConfigError
 from weft.foreign import MOST_RANKS
+from weft.machines.catalogue import ACCELERATORS, host_of
 from weft.machines.host import Machines
 from weft.machines.storage_prices import bill
 from weft.machines.storage_services import DEPLOYMENTS
 from weft.plan.parallelism.guide import Advice, fewest_microbatches, guide
-from weft.plan.parallelism.job import Job
+from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import usable_bytes
+from weft.plan.parallelism.own import Own, price
 from weft.plan.parallelism.search import Found, Plan, search
 from weft.plan.storage import FileSystem, Given, given, need_bytes_per_s, smallest
 from weft.plan.storage_services import Serving, serving
+
+LARGER = ("H200", "B200")
+"""Accelerators with more memory than usual ones, in whose place they are tried where nothing fits."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Asked:
         data_bytes: What an epoch reads, if storage is asked for.
         epoch_s: How long that may take.
         storage_bytes_per_s: What the storage at hand gives all hosts together, if somebody said so.
+        division: One to price beside the best, if somebody has one.
     """
 
     job: Job
@@ -38,6 +44,7 @@ class Asked:
     data_bytes: float | None = None
     epoch_s: float | None = None
     storage_bytes_per_s: float | None = None
+    division: Division | None = None
 
     @property
     def limit_bytes(self) -> float:
@@ -75,6 +82,9 @@ class Answer:
         guide: What to try, in order.
         runs_today: The fastest plan that weft itself can run, if there is one.
         hosts_that_fit: How many of these hosts something fits on, where nothing fits on those that are there.
+        changes: Where nothing fits, the single changes with which something does, with the best plan then; settings
+            first, then the fastest.
+        own: The division that was asked for.
         microbatches: From which number on the best one's bubble is under 5 %.
         storage: File systems that serve, if storage was asked for: in the first epoch, and in later ones.
         given: Storage whose rate is known, and whether it serves.
@@ -90,6 +100,8 @@ class Answer:
     storage: list[tuple[FileSystem, FileSystem]] = field(default_factory=list)
     given: list[Given] = field(default_factory=list)
     services: list[Serving] = field(default_factory=list)
+    changes: list[tuple[str, Plan]] = field(default_factory=list)
+    own: Own | None = None
 
 
 def answer(asked: Asked) -> Answer:
@@ -143,7 +155,32 @@ def answer(asked: Asked) -> Answer:
         storage,
         rates,
         services,
+        [] if found.best else _changes(asked),
+        None if asked.division is None else price(asked.division, job, machines, asked.limit_bytes),
     )
+
+
+def _changes(asked: Asked) -> list[tuple[str, Plan]]:
+    """Single changes of the job, or of its accelerator, with which something fits."""
+    job, machines = asked.job, asked.machines
+    changed = [
+        ("--gradient-bits 16", replace(job, gradient_bytes=2), machines),
+        ("--optimizer adam8bit", replace(job, optimizer="adam8bit"), machines),
+        ("no --unfused-attention", replace(job, fused_attention=True), machines),
+    ]
+    for name in LARGER if asked.memory_bytes is None else ():
+        device = ACCELERATORS[name]
+        if device.memory_bytes > machines.host.accelerator.memory_bytes and job.precision in device.peak:
+            host = host_of(name, machines.host.accelerators)
+            changed.append(
+                (f"{name} in place of {machines.host.accelerator.name}", job, replace(machines, host=host))
+            )
+    found = []
+    for what, other, there in changed:
+        if (other, there) != (job, machines):
+            best = search(other, there, memory_bytes=asked.memory_bytes).best[:1]
+            found += [(what, plan) for plan in best]
+    return sorted(found, key=lambda each: (not each[0].startswith("-"), each[1].seconds))
 
 
 def _priced(system: FileSystem, asked: Asked, run_s: float | None) -> FileSystem:

@@ -209,7 +209,7 @@ def attention_times(job: Job, division: Division, host: Host, tokens: int) -> Ti
 
     Fused: half of them, since masked tiles are skipped, and 2.5 times as many in the backward pass, which computes
     the scores again (Dao, FlashAttention-2, arXiv 2307.08691, section 4). Written out: four products in the backward
-    pass for two in the forward pass, masked or not.
+    pass for two in the forward pass, masked or not, and whatever windows leave out.
     """
     device, flops = host.accelerator, job.sizes.score_flops(tokens) / division.tensor
     if job.fused_attention:
@@ -217,7 +217,7 @@ def attention_times(job: Job, division: Division, host: Host, tokens: int) -> Ti
         return Times(ahead, 2.5 * ahead)
     aligned = job.sizes.query_width // job.sizes.heads % 8 == 0
     dtype = "fp16" if job.precision == "fp8" and "fp16" in device.peak else job.precision
-    ahead = 2 * device.product_s(flops / 2, dtype) * (1 if aligned else UNALIGNED)
+    ahead = 2 * device.product_s(flops / 2 / job.sizes.seen_share, dtype) * (1 if aligned else UNALIGNED)
     return Times(ahead, 2 * ahead)
 
 
