@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WeftError as error:
         print(f"weft {options.command}: error: {printable(str(error))}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # at a moment when a command has nothing to end any more, or not yet
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         if not _nobody_reads():
             raise

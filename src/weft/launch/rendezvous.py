@@ -37,6 +37,7 @@ from weft.errors import LaunchError
 from weft.foreign import translated
 from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox, closed_at_sigterm
 from weft.launch.discovery import Place
+from weft.launch.siblings import FrozenSibling, Siblings
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
 from weft.watch.beside.start import Beside
@@ -79,8 +80,10 @@ def _with_hosts(place: Place, store: Store) -> Place:
     return replace(place, local_rank=local.index(place.rank), local_size=len(local))
 
 
-def connect(place: Place, timeout: timedelta) -> Store:
+def connect(place: Place, timeout: timedelta, frozen_s: float | None = None) -> Store:
     """The job's store; every rank calls this, and gets one that nobody else knows the prefix of.
+
+    ``frozen_s``: a rank of this host that is stopped for so long, before it comes here, ends the job.
 
     Raises:
         LaunchError: The others could not be found within `timeout`.
@@ -93,21 +96,21 @@ def connect(place: Place, timeout: timedelta) -> Store:
             )
     if place.world_size == 1:
         return HashStore()
-    deadline = time.monotonic() + timeout.total_seconds()
+    deadline, siblings = time.monotonic() + timeout.total_seconds(), Siblings(place, frozen_s)
     if dist.is_initialized():
         if place.one_host:
-            return _through(ScriptBox(), place, timeout, deadline)
-        return _of_script(place, timeout)
+            return _through(ScriptBox(), place, timeout, deadline, siblings)
+        return _of_script(place, timeout, siblings)
     if place.shared_fd is not None:
         page = Page.attach(place.shared_fd)
-        return _through(PageBox(page), place, timeout, deadline)
+        return _through(PageBox(page), place, timeout, deadline, siblings)
     if place.agent:
-        return _through(AgentBox(place, timeout), place, timeout, deadline)
+        return _through(AgentBox(place, timeout), place, timeout, deadline, siblings)
     if place.one_host and place.source != "torchrun" and place.job:
         box = FileBox(place)
         with closed_at_sigterm(box):
-            return _through(box, place, timeout, deadline)
-    return _at_known_port(place, timeout)
+            return _through(box, place, timeout, deadline, siblings)
+    return _at_known_port(place, timeout, siblings)
 
 
 def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Store, Monitor]:
@@ -122,7 +125,10 @@ def enter(place: Place, limits: Limits, timeout: timedelta) -> tuple[Place, Stor
     if monitor is not None:
         monitor.note("wait", module="weft.init")
         atexit.register(shutdown, monitor)
-    store = connect(place, timeout)
+    try:
+        store = connect(place, timeout, limits.heartbeat)
+    except FrozenSibling as frozen:
+        frozen.end(place.rank)
     if not place.local_size:
         place = _with_hosts(place, store)
     if monitor is None:
@@ -141,7 +147,7 @@ def _beside(place: Place, store: Store, limits: Limits) -> Beside:
     return Beside(place.source == "openmpi", port, limits.heartbeat)
 
 
-def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Store:
+def _through(box: Box, place: Place, timeout: timedelta, deadline: float, siblings: Siblings) -> Store:
     """Rank 0 opens a store at a free address and leaves the address in `box`."""
     try:
         if place.rank == 0:
@@ -150,9 +156,9 @@ def _through(box: Box, place: Place, timeout: timedelta, deadline: float) -> Sto
             store = _serve(address, place, nonce, timeout)
             box.put(json.dumps({"address": store.address, "nonce": nonce, "pid": os.getpid()}))
         else:
-            told = _wait_for(lambda: _told(box, place), deadline, place)
+            told = _wait_for(lambda: _told(box, place), deadline, place, siblings)
             store = _join(told["address"], place, told["nonce"], timeout)
-        _all_here(store, place, deadline)
+        _all_here(store, place, deadline, siblings)
     except BaseException:
         with suppress(RuntimeError):
             box.close()
@@ -188,7 +194,7 @@ def _told(box: Box, place: Place) -> dict[str, Any] | None:
     return told if not place.one_host or is_alive(pid) else None
 
 
-def _at_known_port(place: Place, timeout: timedelta) -> Store:
+def _at_known_port(place: Place, timeout: timedelta, siblings: Siblings) -> Store:
     """Rank 0 opens the store where the variables say, and tells the nonce there."""
     if place.leader is None or place.port is None:
         raise LaunchError(
@@ -199,25 +205,25 @@ def _at_known_port(place: Place, timeout: timedelta) -> Store:
     address = f"weft-{os.getuid()}-{key}" if place.one_host else (place.leader, place.port)
     deadline = time.monotonic() + timeout.total_seconds()
     store = (_serve if place.rank == 0 else _join)(address, place, key, timeout)
-    _all_here(store, place, deadline)
+    _all_here(store, place, deadline, siblings)
     return store
 
 
-def _of_script(place: Place, timeout: timedelta) -> Store:
+def _of_script(place: Place, timeout: timedelta, siblings: Siblings) -> Store:
     """The store of the process group that a script has made itself, where it says nothing of the hosts' addresses."""
     store = PrefixStore("weft", default_store())
     if place.rank == 0:
         store.set("nonce", secrets.token_hex(16))
     deadline = time.monotonic() + timeout.total_seconds()
-    _wait_for(lambda: store.check(["nonce"]) or None, deadline, place)
+    _wait_for(lambda: store.check(["nonce"]) or None, deadline, place, siblings)
     own = PrefixStore(store.get("nonce").decode(), store)
-    _all_here(own, place, deadline)
+    _all_here(own, place, deadline, siblings)
     if place.rank == 0:
         store.delete_key("nonce")
     return own
 
 
-def _all_here(store: Store, place: Place, deadline: float) -> None:
+def _all_here(store: Store, place: Place, deadline: float, siblings: Siblings) -> None:
     """Waits until every rank has found the store; rank 0 names those that did not."""
     store.set(f"here/{place.rank}", "")
     if place.rank != 0:
@@ -229,16 +235,18 @@ def _all_here(store: Store, place: Place, deadline: float) -> None:
             came = place.world_size - len(missing)
             named = ", ".join(map(str, missing))
             raise LaunchError(f"only {came} of {place.world_size} ranks came; missing: rank {named}")
+        siblings.look()
         time.sleep(0.005 if missing else 0)
 
 
-def _wait_for(look: Callable[[], _T | None], deadline: float, place: Place) -> _T:
+def _wait_for(look: Callable[[], _T | None], deadline: float, place: Place, siblings: Siblings) -> _T:
     pause = 0.002
     while (found := look()) is None:
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"rank {place.rank} of {place.world_size} ({place.source}) did not find rank 0 in time"
             )
+        siblings.look()
         time.sleep(pause)
         pause = min(0.05, pause * 1.5)
     return found

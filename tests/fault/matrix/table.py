@@ -68,6 +68,7 @@ ON_ONE_HOST = (
     ("SIGSTOP", "first step"),
     ("SIGSTOP", "save"),
     ("launcher killed", "import"),
+    ("SIGSTOP", "import"),
     ("launcher killed", "rendezvous"),
     ("launcher killed", "save"),
 )
@@ -137,6 +138,7 @@ SPANNING = (
     Row("torchrun", 2, "SIGKILL", "step", 1),
     Row("mpirun", 2, "SIGSTOP", "step"),
     Row("mpirun", 2, "launcher killed", "import"),
+    Row("mpirun", 2, "SIGSTOP", "import"),
     Row("torchrun", 3, "handler waits", "step"),
     Row("mpirun", 2, "handler saves", "step"),
     Row("torchrun, 2 hosts", 2, "SIGSTOP", "step"),

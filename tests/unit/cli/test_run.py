@@ -198,3 +198,11 @@ def test_restarts_are_the_launchers(jobs: list[Job], script: str, monkeypatch: p
     assert main(["run", "--max-restarts", "3", "--dry-run", script]) == 0
     assert "note: started again after a failure, up to 3 times" in capsys.readouterr().out
     assert main(["run", "--max-restarts", "3", "--engine", "mpirun", script]) == 2
+
+
+def test_an_interrupt_that_comes_when_there_is_nothing_to_end_is_no_traceback(script, monkeypatch):
+    def interrupted(job: Job) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.run.again.run", interrupted)
+    assert main(["run", "-n", "2", script]) == 130
