@@ -9,7 +9,8 @@ Its JSON form, of which everything but `name` and the four costs may be left out
      "units": [{"name": "embedding", "forward_ms": 0.1, "backward_ms": 0.1, "parameter_bytes": 400,
                 "activation_bytes": 0, "output_bytes": 64, "parameters": 100, "group": null,
                 "input_ms": null, "weight_ms": null,
-                "cut_share": 0.99, "cut_bytes": 64, "cut_ranks": 8, "cut_group": null}, ...],
+                "cut_share": 0.99, "cut_bytes": 64, "cut_ranks": 8, "cut_group": null,
+                "transient_bytes": 64}, ...],
      "tensors": [{"from": "embedding", "to": ["block", "head"], "bytes": 64}, ...]}
 
 Without `tensors` each unit's result (`output_bytes`) goes to the next unit.
@@ -53,6 +54,7 @@ class Unit:
         cut_bytes: What these ranks then add up in its forward pass, for one microbatch; backward as much.
         cut_ranks: Over how many ranks it can be cut; 1 if it cannot.
         cut_group: Units that ranks cut together, and that then lie on the same partition.
+        transient_bytes: What its backward pass takes besides, while it runs: gradients of activations.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Unit:
     cut_bytes: int = 0
     cut_ranks: int = 1
     cut_group: str | None = None
+    transient_bytes: int = 0
 
     @property
     def halves_ms(self) -> tuple[float, float]:
@@ -94,6 +97,7 @@ class Unit:
             forward_ms=self.forward_ms + other.forward_ms,
             backward_ms=self.backward_ms + other.backward_ms,
             activation_bytes=self.activation_bytes + other.activation_bytes,
+            transient_bytes=max(self.transient_bytes, other.transient_bytes),
             input_ms=(self.input_ms or 0.0) + (other.input_ms or 0.0) if halves_known else None,
             weight_ms=(self.weight_ms or 0.0) + (other.weight_ms or 0.0) if halves_known else None,
         )
@@ -207,7 +211,7 @@ class Graph:
 
 _MEASURES = ("forward_ms", "backward_ms", "parameter_bytes", "activation_bytes", "output_bytes", "parameters")
 _HALVES = ("input_ms", "weight_ms")
-_CUTS = ("cut_share", "cut_bytes", "cut_ranks")
+_CUTS = ("cut_share", "cut_bytes", "cut_ranks", "transient_bytes")
 _FIELDS = tuple(field.name for field in fields(Unit))
 
 
@@ -278,6 +282,7 @@ def _read_unit(record: Document) -> Unit:
         cut_bytes=record["cut_bytes"].whole() if "cut_bytes" in record else 0,
         cut_ranks=record["cut_ranks"].whole() if "cut_ranks" in record else 1,
         cut_group=_name(record, "cut_group"),
+        transient_bytes=record["transient_bytes"].whole() if "transient_bytes" in record else 0,
     )
 
 

@@ -133,6 +133,7 @@ def _stage(units: Sequence[Unit], speed: float, forward_bytes: int, backward_byt
         backward_bytes=backward_bytes,
         activation_bytes=kept,
         weight_bytes=kept,
+        transient_bytes=max((unit.transient_bytes for unit in units), default=0),
         parameter_bytes=sum(unit.parameter_bytes for unit in units),
     )
 

@@ -53,6 +53,7 @@ def _in_parts(unit: Unit, ranks: int, link: Link) -> Unit:
         weight_ms=None if halves is None else halves[1] * left,
         parameter_bytes=round(unit.parameter_bytes * left),
         activation_bytes=round(unit.activation_bytes * (1 - ACTIVATIONS * saved)),
+        transient_bytes=round(unit.transient_bytes * (1 - ACTIVATIONS * saved)),
         parameters=round(unit.parameters * left),
         group=unit.group or unit.cut_group,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from weft.errors import ConfigError
@@ -41,12 +41,14 @@ class Bytes(NamedTuple):
         activations: What waits for the backward pass.
         kept: What waits where blocks are computed again: their inputs, and all of units outside of blocks.
         again: What the largest block has once it was computed again.
+        transient: What a backward pass takes besides, while it runs.
     """
 
     parameters: int
     activations: int
     kept: int
     again: int
+    transient: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _row(graph: Graph, ranks: int) -> Row:
         whole.times(1 / ranks),
         max(stage.forward_bytes for stage in stages),
         [
-            Bytes(stage.parameter_bytes, stage.activation_bytes, *again)
+            Bytes(stage.parameter_bytes, stage.activation_bytes, *again, stage.transient_bytes)
             for stage, again in zip(stages, _again(graph, placement.partitions, ranks), strict=True)
         ],
     )
@@ -160,6 +162,7 @@ def rank_costs(graph: Graph, ranks: int) -> tuple[Placement, list[StageCost]]:
         found[rank] = StageCost(
             *(getattr(own, one.name) + getattr(stage, one.name) for one in fields(StageCost))
         )
+        found[rank] = replace(found[rank], transient_bytes=max(own.transient_bytes, stage.transient_bytes))
     return placement, found
 
 
@@ -241,6 +244,6 @@ def _memory(division: Division, one: Bytes, many: float, reserved: float) -> Mem
         one.parameters,
         MOMENTS * one.parameters / shared,
         many * (min(one.kept, one.activations) if again else one.activations),
-        one.again if again else 0.0,
+        one.transient + (one.again if again else 0.0),
         reserved,
     )

@@ -232,6 +232,7 @@ def _describe(record: Record, members: list[list[int]], replicated: set[int]) ->
             parameter_bytes=sum(variable.bytes for variable in variables[index]),
             activation_bytes=sum(record.size_of(value) for value in saved[index]),
             output_bytes=leaving[index],
+            transient_bytes=2 * max((record.size_of(value) for value in saved[index]), default=0),
             parameters=sum(variable.elements for variable in variables[index]),
             group=groups[index],
         )

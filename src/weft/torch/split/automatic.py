@@ -196,6 +196,7 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
                 backward_bytes=size,
                 activation_bytes=saved,
                 weight_bytes=saved // 2,
+                transient_bytes=max((unit.transient_bytes for unit in units), default=0),
                 parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
             )
         )

@@ -36,7 +36,7 @@ log = logging.getLogger("weft")
 LIKE = {
     "forward_s": ("forward_s",),
     "backward_s": ("backward_s", "input_s", "weight_s"),
-    "saved_bytes": ("saved_bytes",),
+    "saved_bytes": ("saved_bytes", "largest_bytes"),
     "output_bytes": ("output_bytes",),
 }
 """What has a line of its own, and which figures of a record go with it."""

@@ -54,6 +54,11 @@ class Piece:
         return {id(parameter) for parameter in self.module.parameters()}
 
 
+GRADIENTS = 2
+"""An operation's backward pass has the gradient of its result and that of its input at once. Each is as large as the
+activation that was kept."""
+
+
 def cost_of(record: Record) -> Unit:
     """What a module costs by itself, without the modules that it called."""
     measured = record.input_s or record.weight_s
@@ -64,6 +69,7 @@ def cost_of(record: Record) -> Unit:
         parameter_bytes=0,
         activation_bytes=record.saved_bytes,
         output_bytes=record.output_bytes,
+        transient_bytes=GRADIENTS * record.largest_bytes,
         input_ms=record.input_s * 1e3 if measured else None,
         weight_ms=record.weight_s * 1e3 if measured else None,
     )

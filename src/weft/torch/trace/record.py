@@ -40,6 +40,8 @@ class Record:
     input_s: float = 0.0
     weight_s: float = 0.0
     saved_bytes: int = 0
+    largest_bytes: int = 0
+    """Of the tensors that autograd keeps of it, the largest."""
     output_bytes: int = 0
     operations: int = 0
     describable: bool = True

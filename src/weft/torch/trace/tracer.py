@@ -321,10 +321,13 @@ class Tracer:
         if torch.compiler.is_compiling():  # it knows no places in memory
             if pointer not in self.seen_storages:
                 self.seen_storages.add(pointer)
-                self.stack[-1].saved_bytes += tensor.numel() * tensor.element_size()
+                size = tensor.numel() * tensor.element_size()
+                self.stack[-1].saved_bytes += size
+                self.stack[-1].largest_bytes = max(self.stack[-1].largest_bytes, size)
         else:
             size = self.memory.add(tensor)
             self.stack[-1].saved_bytes += size
+            self.stack[-1].largest_bytes = max(self.stack[-1].largest_bytes, size)
             self.stack[-1].share(self.latest).saved_bytes += size
         return tensor.detach() if tensor.grad_fn is not None else tensor
 

@@ -392,3 +392,9 @@ def test_only_parameters_that_are_written_are_copied_and_come_back():
         net.bias.data.add_(1)
     writes.undo()
     assert torch.equal(net.weight, weight) and torch.equal(net.bias, bias)
+
+
+def test_the_largest_tensor_that_is_kept_is_told():
+    """Its gradients are there for a moment in the backward pass; see `unit_tree.GRADIENTS`."""
+    found = traced(nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.ReLU(), nn.Linear(64 * WIDTH, WIDTH)))
+    assert max(record.largest_bytes for record in found.records.values()) == 4 * 64 * WIDTH * 4
