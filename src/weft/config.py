@@ -567,10 +567,10 @@ def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") ->
         return []
     divisors = [str(n) for n in range(1, min(world_size, MOST_RANKS) + 1) if world_size % n == 0]
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
-    return [
-        f"{name} is {value}, but the job has {processes}, which cannot be divided into groups of {value}: "
-        f'{remedy}write "{name}": {" or ".join(divisors)}'
-    ]
+    fault = f"{processes} cannot be divided into groups of {value} ({name})"
+    if name == "partitions":
+        fault = f"{processes} cannot be divided into pipelines of {value} partitions"
+    return [f'{fault}: {remedy}write "{name}": {" or ".join(divisors)}']
 
 
 def _raise(faults: list[str]) -> None:

@@ -74,7 +74,7 @@ def test_what_does_not_fit_sharded_parameters(given, text):
 
 def test_the_degree_divides_the_processes():
     assert resolve({"sharded_data_parallel_degree": 2}, {}, 4).sharded_data_parallel_degree == 2
-    text = 'is 3, but the job has 4 processes, which cannot be divided .*: write "sharded_.*": 1 or 2 or 4'
+    text = '4 processes cannot be divided into groups of 3 .*: write "sharded_.*": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"sharded_data_parallel_degree": 3}, {}, 4)
 
@@ -289,7 +289,7 @@ def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():
 
 
 def test_world_size_must_be_a_multiple_of_the_partitions():
-    text = r'partitions is 3, but the job has 4 processes.*weft run -n 3.*write "partitions": 1 or 2 or 4'
+    text = r'4 processes .* into pipelines of 3 partitions.*weft run -n 3.*write "partitions": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"partitions": 3}, world_size=4)
 

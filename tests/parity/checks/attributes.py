@@ -537,7 +537,9 @@ def refused_on_every_rank(after: Callable[[Any, Tensor], Tensor], first: float) 
         model.backward(loss)
         return loss
 
-    with pytest.raises((PlacementError, PeerError), match="a step reads level before it writes it"):
+    with pytest.raises(
+        (PlacementError, PeerError), match="level carries a value from one microbatch to the next"
+    ):
         train_step(model, torch.ones(8, WIDTH))
 
 
