@@ -13,7 +13,7 @@ def test_defaults():
     assert json.loads(settings.to_json()) == {
         "partitions": 1,
         "microbatches": 1,
-        "pipeline": "interleaved",
+        "pipeline": "1f1b",
         "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
@@ -161,7 +161,7 @@ def test_digest_tells_settings_apart():
         ),
         (
             {"pipeline": "Simpel"},
-            r'it must be one of "1f1b", "gpipe", .*: write "pipeline": "simple"',
+            r'it must be one of "1f1b", "gpipe", "interleaved_1f1b", .*: write "pipeline": "gpipe"',
         ),
         ({"optimize": "size"}, r'it must be one of "auto", "memory", "speed": write "optimize": "auto"'),
         ({"memory_weight": 1.5}, r"a number from 0 to 1: leave it out for what optimize and pipeline say"),
@@ -297,7 +297,7 @@ def test_world_size_must_be_a_multiple_of_the_partitions():
 def test_assignments():
     texts = [
         "microbatches=4",
-        "pipeline=simple",
+        "pipeline=gpipe",
         "ddp=true",
         "memory_weight=0.5",
         "placement_strategy=a=b",
@@ -305,7 +305,7 @@ def test_assignments():
     ]
     assert parse_assignments(texts) == {
         "microbatches": 4,
-        "pipeline": "simple",
+        "pipeline": "gpipe",
         "ddp": True,
         "memory_weight": 0.5,
         "placement_strategy": "a=b",

@@ -16,6 +16,8 @@ from weft.config import TP_DEGREES, Settings, written
 from weft.errors import ConfigError, FormatError, warn
 from weft.foreign import parse_json, read_text, shown, shown_text
 
+ORIGINAL = {"1f1b": "interleaved", "gpipe": "simple"}
+"""What the original calls the schedules that it has."""
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 
 OWN = {setting.name for setting in fields(Settings)}
@@ -163,6 +165,7 @@ class Config:
     def __init__(self, parameters: Parameters, settings: Settings) -> None:
         self.__dict__.update(parameters.kept)
         self.__dict__.update({setting.name: getattr(settings, setting.name) for setting in fields(settings)})
+        self.pipeline = ORIGINAL.get(settings.pipeline, settings.pipeline)
         self.pipeline_parallel_degree = settings.partitions
 
     def __getattr__(self, name: str) -> Any:
