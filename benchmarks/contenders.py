@@ -220,8 +220,8 @@ CONTENDERS: dict[str, Callable[[Task], Contender]] = {
     "one-process-again": OneProcess,
     "weft-alone": WeftAlone,
     **PEERS,
-    "weft": weft_with(pipeline="interleaved"),
-    "weft-memory": weft_with(pipeline="interleaved", optimize="memory", memory_weight=0.8),
+    "weft": weft_with(pipeline="1f1b"),
+    "weft-memory": weft_with(pipeline="1f1b", optimize="memory", memory_weight=0.8),
     **{f"weft-{name}": weft_with(pipeline=name) for name in (*CHUNKS, "auto")},
     "weft-auto-mkl": lambda task: WeftByMKL(task, pipeline="auto"),
 }

@@ -28,7 +28,7 @@ class Recorded:
         transfer_s: What a message takes.
         tensor: The share of each pass in which ranks with parts of the same weights exchange results.
         first_s: What the first step takes besides, for tracing.
-        schedule: `interleaved` is 1F1B.
+        schedule: `1f1b` is 1F1B.
         ready_first: Ranks run what is ready, as weft's do, instead of waiting for what comes first in the schedule.
     """
 
@@ -47,7 +47,7 @@ class Recorded:
     host_s: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
     late: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    schedule: str = "interleaved"
+    schedule: str = "1f1b"
     ready_first: bool = False
     step_values: Callable[[int, int], dict[str, object]] = lambda rank, step: {}
     """Fields of `Step` for a rank and a step, instead of those made here."""

@@ -27,7 +27,7 @@ NAMES = list(CONTENDERS)
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = options.parser("benchmarks.balance", __doc__, rounds=8, steps=3)
     parser.add_argument("--models", default=",".join(MODELS), help=f"comma-separated, of {', '.join(MODELS)}")
-    parser.add_argument("--pipeline", default="interleaved", help="the schedule that both run")
+    parser.add_argument("--pipeline", default="1f1b", help="the schedule that both run")
     given = parser.parse_args(arguments)
     given.models = options.names(parser, given.models, MODELS, "model")
     return given

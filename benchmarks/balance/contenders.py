@@ -18,7 +18,7 @@ class Task:
     """One of `MODELS`, and the schedule that both splits run."""
 
     model: str
-    pipeline: str = "interleaved"
+    pipeline: str = "1f1b"
     microbatches: int = 8
     small: bool = False
 

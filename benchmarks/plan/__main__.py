@@ -21,7 +21,7 @@ FITTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "A100-80": (
         ("korthikanti", "1T", "selective"),
         ("korthikanti", "2240 GPUs"),
-        ("zero_bubble", "6.2B, 8 GPUs", "interleaved", "batch 192"),
+        ("zero_bubble", "6.2B, 8 GPUs", "1f1b", "batch 192"),
         ("bigscience", "203B"),
         ("mpt A100-80", "7b"),
     ),

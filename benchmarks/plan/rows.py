@@ -15,12 +15,12 @@ from weft.plan.parallelism.job import Division, Job
 
 FILE = Path("../shared/data/step_times.csv")
 SCHEDULES = {
-    "1F1B": "interleaved",
-    "1F1B-I": "looped",
+    "1F1B": "1f1b",
+    "1F1B-I": "interleaved_1f1b",
     "ZB-1p": "zb_h1",
     "ZB-2p": "zb_2p",
-    "ZB-V": "zb_v",
-    "GPipe-uniform": "simple",
+    "ZB-V": "zbv",
+    "GPipe-uniform": "gpipe",
 }
 SHARDED = {"ZeRO-1": "optimizer", "ZeRO-3": "parameters", "FSDP full": "parameters", "FSDP2": "parameters"}
 RECOMPUTE = {
@@ -156,7 +156,7 @@ def _row(given: dict[str, str]) -> Row | None:
     data, tensor = int(given["dp"] or 1), int(given["tp"])
     division = Division(
         data, tensor, int(given["pp"]), int(chunks), int(given["cp"] or 1),
-        SHARDED.get(given["shard"], source.sharded), SCHEDULES.get(given["sched"], "interleaved"),
+        SHARDED.get(given["shard"], source.sharded), SCHEDULES.get(given["sched"], "1f1b"),
         int(given["mbs"]), RECOMPUTE.get(given["recompute"], "none"),
         source.along or "seqpar" in given["recompute"], source.scattered,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole, WholeOrWord
 from weft.errors import ConfigError, FormatError, UsageError
 from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
-from weft.schedule.table import FIELD_NAMES, KINDS, named
+from weft.schedule.table import KINDS, SECOND_NAMES, named
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
@@ -36,14 +36,14 @@ def _setting(default: object, check: Check, meaning: str, derived: str | None = 
 
 
 PIPELINES = tuple(KINDS)
-"""The schedules that a job may ask for, by their names here."""
+"""The schedules that a job may ask for."""
 
 
 class Schedule(Choice):
-    """The name of a schedule: weft's, or the field's."""
+    """The name of a schedule, or one of its second names."""
 
     def __init__(self) -> None:
-        super().__init__((*FIELD_NAMES, *KINDS))
+        super().__init__(tuple(KINDS))
 
     def accepts(self, value: object) -> bool:
         return isinstance(value, str) and named(value) in KINDS
@@ -75,7 +75,7 @@ class Settings:
         "GiB that a rank may take, for `auto` and `list`; 0: what its GPU has, any amount on a CPU",
     )
     schedule_file: str = _setting("", Text(), "the CSV file of `file`; the deciding rank reads it")
-    chunks: int = _setting(2, Whole(2), "how many stages a rank has with `looped` and `looped_bfs`")
+    chunks: int = _setting(2, Whole(2), "how many stages a rank has with `interleaved_1f1b` and `looped_bfs`")
     optimize: Literal["auto", "memory", "speed"] = _setting(
         "auto",
         Choice(("auto", "memory", "speed")),
@@ -324,8 +324,8 @@ def written(environ: Mapping[str, str]) -> set[str]:
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     """`key=value` as given to `--set`: the value is JSON, or else the text itself.
 
-    >>> parse_assignments(["partitions=2", "pipeline=simple", "ddp=true"])
-    {'partitions': 2, 'pipeline': 'simple', 'ddp': True}
+    >>> parse_assignments(["partitions=2", "pipeline=gpipe", "ddp=true"])
+    {'partitions': 2, 'pipeline': 'gpipe', 'ddp': True}
     """
     result: dict[str, Any] = {}
     faults = []
@@ -490,6 +490,9 @@ def _advice(setting: Field[Any], value: object) -> str:
 
 
 def _meant(text: str, check: Check) -> object:
+    if isinstance(check, Schedule):
+        found = difflib.get_close_matches(text.lower(), [*check.words, *SECOND_NAMES], n=1)
+        return named(found[0]) if found else None
     if isinstance(check, Choice):
         return next(iter(difflib.get_close_matches(text, check.words, n=1)), None)
     try:
@@ -567,10 +570,10 @@ def _divisor_faults(name: str, value: int, world_size: int, remedy: str = "") ->
         return []
     divisors = [str(n) for n in range(1, min(world_size, MOST_RANKS) + 1) if world_size % n == 0]
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
-    return [
-        f"{name} is {value}, but the job has {processes}, which cannot be divided into groups of {value}: "
-        f'{remedy}write "{name}": {" or ".join(divisors)}'
-    ]
+    fault = f"{processes} cannot be divided into groups of {value} ({name})"
+    if name == "partitions":
+        fault = f"{processes} cannot be divided into pipelines of {value} partitions"
+    return [f'{fault}: {remedy}write "{name}": {" or ".join(divisors)}']
 
 
 def _raise(faults: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every exception that weft raises on purpose.
+"""Every exception that weft raises on purpose, and whose line a warning names.
 
     WeftError
     +-- ConfigError      (ValueError)  a setting is unknown, of the wrong type, or contradicts another
@@ -20,6 +20,14 @@
 """
 
 from __future__ import annotations
+
+import sys
+import sysconfig
+import warnings
+
+_WEFT = __file__.removesuffix("errors.py")
+_LIBRARIES = ("<", _WEFT, f"{sysconfig.get_paths()['stdlib']}/")
+_INSTALLED = "/site-packages/", "/dist-packages/"
 
 
 class WeftError(Exception):
@@ -103,3 +111,29 @@ class PeerError(WeftError):
 
 class StallError(WeftError):
     """A rank waited longer than it was told to for another one."""
+
+
+def is_weft(file: str) -> bool:
+    """Whether a line of this file is weft's."""
+    return file.startswith(_WEFT)
+
+
+def is_own(file: str) -> bool:
+    """Whether a line of this file is the script's own: neither weft's nor a library's.
+
+    >>> is_own("/home/me/train.py"), is_own("<string>"), is_own(__file__)
+    (True, False, False)
+    """
+    return not file.startswith(_LIBRARIES) and not any(part in file for part in _INSTALLED)
+
+
+def warn(text: str) -> None:
+    """Warn at the innermost line that is the script's own, or at the innermost one that is not weft's."""
+    files: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back  # type: ignore[assignment]
+    levels = dict(reversed([*((is_own(file), level) for level, file in enumerate(files, 2))]))
+    outside = next((level for level, file in enumerate(files, 2) if not is_weft(file)), 2)
+    warnings.warn(text, stacklevel=levels.get(True, outside))

@@ -52,8 +52,9 @@ def test_a_replica_that_has_left_is_named_by_one_that_waits(what: str):
     code, where = LEFT[what]
     done = run(f"for number in range(2 + me):\n    {code}\n")
     assert done.returncode == 1
-    told = rf"weft: {WHO.format(0)}left at step \d while rank 1 still needs it: step \d, {re.escape(where)}$"
-    assert re.match(told, first_line(done)), done.stderr
+    told = rf"weft: {WHO.format(0)}left at step \d while rank 1 still needs it: step \d, {re.escape(where)}"
+    advice = r"\. (Call \w+\(\) on every rank, not under|Rank 0 .*: is a step under) `if weft\.rank\(\) == 0`"
+    assert re.match(told + advice, first_line(done)), done.stderr
 
 
 def test_a_rank_that_never_comes_to_init_is_left_behind_by_name():

@@ -56,7 +56,7 @@ ENDINGS = (
 """What a step does with what the models give; see `source`."""
 
 PIPELINES = (
-    "interleaved", "simple", "zb_h1", "looped", "looped_bfs", "zb_v", "v_half", "v_min", "list", "auto",
+    "1f1b", "gpipe", "zb_h1", "interleaved_1f1b", "looped_bfs", "zbv", "v_half", "v_min", "list", "auto",
 )  # fmt: skip
 
 OTHERS = (
@@ -111,7 +111,7 @@ class Program:
     microbatches: int = 2
     rows: int = 2
     extra: int = 0
-    pipeline: str = "interleaved"
+    pipeline: str = "1f1b"
     by_hand: bool = False
     evaluate: bool = False
     accumulate: bool = False

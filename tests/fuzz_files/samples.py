@@ -256,7 +256,7 @@ def _texts(root: Path) -> None:
     settings = {
         "partitions": 2,
         "microbatches": 4,
-        "pipeline": "interleaved",
+        "pipeline": "1f1b",
         "memory_limit": 1.5,
         "ddp": True,
     }

@@ -263,7 +263,7 @@ def run_of(folder: Path, made: Trained) -> str:
 
 def on_graph(name: str) -> Callable[[Path, Trained], str]:
     def use(folder: Path, made: Trained) -> str:
-        return command(["simulate", name, "--partitions", "2", "--schedule", "simple"], folder)
+        return command(["simulate", name, "--partitions", "2", "--schedule", "gpipe"], folder)
 
     return use
 

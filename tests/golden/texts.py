@@ -38,7 +38,9 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     **{
         f"schedules/{name}.txt": lambda name=name: text_of(make(name, RANKS, MICROBATCHES)) for name in CHUNKS
     },
-    "schedules/looped-3-chunks.txt": lambda: text_of(make("looped", RANKS, MICROBATCHES, chunks=3)),
+    "schedules/interleaved_1f1b-3-chunks.txt": lambda: text_of(
+        make("interleaved_1f1b", RANKS, MICROBATCHES, chunks=3)
+    ),
     "schedules/list.txt": lambda: text_of(listed()),
     **{f"engines/{name}.txt": lambda job=job: plan_text(job) for name, job in JOBS.items()},
 }

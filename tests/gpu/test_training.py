@@ -78,7 +78,7 @@ def test_weights_in_parts(start: Start, partitions: int, cases: list[str]) -> No
 
 
 def test_schedules_of_replicas() -> None:
-    items = [f"{MODELS[0]}/{kind}" for kind in ("interleaved", "zb_h1", "zb_v", "auto")]
+    items = [f"{MODELS[0]}/{kind}" for kind in ("1f1b", "zb_h1", "zbv", "auto")]
     check("run_schedules.py", items, jobs.owning, replicas=2)
 
 

@@ -248,7 +248,7 @@ REASONS = {
     "texts": "Plain.training_step gets a list of 4 items that are no tensors, batch[1]",
     "object": "Plain.training_step gets a Own without tensors that weft could cut",
     "iterator": "Plain.training_step gets a",
-    "processes": "partitions is 3, but the job has 2 processes",
+    "processes": "2 processes cannot be divided into pipelines of 3 partitions",
 }
 
 

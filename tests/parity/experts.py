@@ -91,7 +91,7 @@ class Job(in_parts.Job):
 
 @CHECKS.check
 def steps_give_the_weights_and_states_of_one_process() -> None:
-    for pipeline in ("interleaved", "zb_h1")[: given.partitions]:
+    for pipeline in ("1f1b", "zb_h1")[: given.partitions]:
         job = Job(pipeline=pipeline, verify="gradients")
         assert job.train(max_norm=0.5) == pytest.approx(job.train_alone(max_norm=0.5), rel=1e-5)
         assert job.by_rank() == ["0.mixture", "1.mixture", "2.mixture.experts", "4.mixture"]

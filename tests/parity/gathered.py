@@ -92,7 +92,7 @@ def checkpointed_layers_are_gathered_again() -> None:
 @CHECKS.check
 def few_layers_are_whole_at_once() -> None:
     """Of a partition of six layers: bytes of weights, whoever holds them, and of gradients that are not yet shares."""
-    for pipeline in ("interleaved", "zb_h1"):
+    for pipeline in ("1f1b", "zb_h1"):
         job = Job(net=Deep(layers=12), pipeline=pipeline)
         job.train(1)
         units = job.model.shared.units

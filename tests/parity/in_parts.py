@@ -155,7 +155,7 @@ class Job:
 
 @CHECKS.check
 def steps_give_the_weights_and_states_of_one_process() -> None:
-    for pipeline in ("interleaved", "simple", "zb_h1"):
+    for pipeline in ("1f1b", "gpipe", "zb_h1"):
         job = Job(pipeline=pipeline)
         assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
         assert len(job.cut()) == 3 * 4 // given.partitions  # inner weight and bias, outer weight

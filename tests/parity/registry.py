@@ -59,7 +59,7 @@ class Checks(dict[str, Callable[[], Any]]):
         parser = argparse.ArgumentParser()
         parser.add_argument("--folder", type=Path, help="for what the checks write")
         parser.add_argument("--partitions", type=int, default=1)
-        parser.add_argument("--pipeline", default="interleaved")
+        parser.add_argument("--pipeline", default="1f1b")
         parser.add_argument("checks", nargs="*")
         parser.parse_args(arguments, self.given)
         if unknown := [name for name in self.given.checks if name not in self]:

@@ -52,7 +52,7 @@ LIMITED = [
     f"{model}/{kind}+limit" for model in (MODELS[0], MODELS[3], MODELS[6]) for kind in ("auto", "list")
 ]
 """Under a limit on memory no forward pass begins before what the schedule names before it."""
-DECIDED = [f"{MODELS[0]}/{kind}+number" for kind in ("interleaved", "auto")]
+DECIDED = [f"{MODELS[0]}/{kind}+number" for kind in ("1f1b", "auto")]
 """The number of microbatches is decided by measured costs."""
 TURNS = [f"{model}/turn" for model in (MODELS[0], MODELS[1], MODELS[5])]
 """List scheduling on a V whose turn is one stage."""
@@ -79,8 +79,8 @@ def alone(name: str) -> tuple[torch.nn.Module, list[Batch], Record]:
 
 
 def written(partitions: int, microbatches: int) -> str:
-    """The path of a file with a schedule: that of `zb_v`, but every second backward pass is whole."""
-    made = schedule.make("zb_v", partitions, microbatches)
+    """The path of a file with a schedule: that of `zbv`, but every second backward pass is whole."""
+    made = schedule.make("zbv", partitions, microbatches)
     rows = [
         [
             action._replace(kind="B") if action.kind == "I" and not action.microbatch % 2 else action
@@ -113,7 +113,7 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     replicas = weft.rdp_size()
     turn, pipeline = pipeline == "turn", pipeline.replace("turn", "list")
     settings = {"partitions": partitions, "microbatches": MICROBATCHES // replicas, "pipeline": pipeline}
-    if pipeline != "interleaved":  # this job compares by itself: once for each model is enough
+    if pipeline != "1f1b":  # this job compares by itself: once for each model is enough
         settings["verify"] = "off"
     if pipeline == "file":
         settings["schedule_file"] = written(partitions, MICROBATCHES // replicas)

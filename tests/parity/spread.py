@@ -312,7 +312,7 @@ def tokens_are_in_parts_between_regions() -> None:
 
 @CHECKS.check
 def tokens_of_own_models_are_in_parts() -> None:
-    for pipeline in ("interleaved", "simple", "zb_h1") if given.partitions > 1 else ("interleaved",):
+    for pipeline in ("1f1b", "gpipe", "zb_h1") if given.partitions > 1 else ("1f1b",):
         job = Job(
             partial(words_model, True), shifted, verify="gradients", pipeline=pipeline, sequence_parallel=True
         )

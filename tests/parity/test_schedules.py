@@ -23,10 +23,12 @@ OTHERS = [item for item in ITEMS if not item.endswith(("/interleaved", "/simple"
 TWO = MODELS[:6:5]
 SELECTED = {
     (2, 1): OTHERS,
-    (3, 1): [f"{model}/{kind}" for model in TWO for kind in ("looped", "looped_bfs", "list", *SPLITTING)]
+    (3, 1): [
+        f"{model}/{kind}" for model in TWO for kind in ("interleaved_1f1b", "looped_bfs", "list", *SPLITTING)
+    ]
     + TURNS[2:],
-    (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("looped", *SPLITTING)],
-    (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("interleaved", "auto", *SPLITTING)]
+    (4, 1): [f"{MODELS[1]}/{kind}" for kind in ("interleaved_1f1b", *SPLITTING)],
+    (2, 2): [f"{model}/{kind}" for model in TWO for kind in ("1f1b", "auto", *SPLITTING)]
     + BY_FILE[:1]
     + LIMITED[:1]
     + DECIDED
@@ -35,7 +37,7 @@ SELECTED = {
         f"{model}/{kind}"
         for model, kind in zip(
             (name for name in MODELS if name not in TWO),
-            ("simple", "zb_h1", "looped", "zb_v", "looped_bfs", "v_half", "list", "zb_h1"),
+            ("gpipe", "zb_h1", "interleaved_1f1b", "zbv", "looped_bfs", "v_half", "list", "zb_h1"),
             strict=True,
         )
     ],

@@ -132,7 +132,7 @@ def test_the_command_compares_three_steps_under_each_schedule(
     script.write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", PATHS["PYTHONPATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    names = "interleaved,zb_h1" if kind == "right" else "simple"
+    names = "1f1b,zb_h1" if kind == "right" else "gpipe"
     assert main(["verify", "-n", "2", "--schedules", names, str(script), kind]) == code
     rows = [
         line.split()

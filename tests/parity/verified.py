@@ -157,7 +157,7 @@ def right(said: Said) -> None:
     programs: list[tuple[Callable[..., Any], nn.Module, dict[str, Any]]] = [
         (train, Net(), {}),
         (train, Net(), {"verify": "losses"}),
-        (train, Net(), {"pipeline": "simple"}),
+        (train, Net(), {"pipeline": "gpipe"}),
         (several_returned, Net(), {}),
         (evaluated, Net(), {}),
         (twice, Net(), {}),

@@ -134,7 +134,7 @@ def main() -> None:
         os.sched_setaffinity(0, {options.core})
     weft.init({
         "partitions": options.partitions, "microbatches": options.microbatches, "auto_partition": False,
-        "pipeline": "interleaved",
+        "pipeline": "1f1b",
     })  # fmt: skip
     faults = Faults(options)
     if faults.name == "collector":

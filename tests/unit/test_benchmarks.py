@@ -29,7 +29,7 @@ RUNS = {
     "overhead": [],
     "tensor_parallel": ["--microbatches", "1"],
     "tensor_parallel: hybrids": ["--ranks", "4", "--microbatches", "4"],
-    "simulator": ["--schedules", "looped", "--microbatches", "4"],
+    "simulator": ["--schedules", "interleaved_1f1b", "--microbatches", "4"],
 }
 OTHERS = {
     "all_reduce": (["--most", "0.25", "--budget", "1"], "| 0.25 |"),

@@ -13,7 +13,7 @@ def test_defaults():
     assert json.loads(settings.to_json()) == {
         "partitions": 1,
         "microbatches": 1,
-        "pipeline": "interleaved",
+        "pipeline": "1f1b",
         "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
@@ -74,7 +74,7 @@ def test_what_does_not_fit_sharded_parameters(given, text):
 
 def test_the_degree_divides_the_processes():
     assert resolve({"sharded_data_parallel_degree": 2}, {}, 4).sharded_data_parallel_degree == 2
-    text = 'is 3, but the job has 4 processes, which cannot be divided .*: write "sharded_.*": 1 or 2 or 4'
+    text = '4 processes cannot be divided into groups of 3 .*: write "sharded_.*": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"sharded_data_parallel_degree": 3}, {}, 4)
 
@@ -161,7 +161,7 @@ def test_digest_tells_settings_apart():
         ),
         (
             {"pipeline": "Simpel"},
-            r'it must be one of "1f1b", "gpipe", .*: write "pipeline": "simple"',
+            r'it must be one of "1f1b", "gpipe", "interleaved_1f1b", .*: write "pipeline": "gpipe"',
         ),
         ({"optimize": "size"}, r'it must be one of "auto", "memory", "speed": write "optimize": "auto"'),
         ({"memory_weight": 1.5}, r"a number from 0 to 1: leave it out for what optimize and pipeline say"),
@@ -289,7 +289,7 @@ def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():
 
 
 def test_world_size_must_be_a_multiple_of_the_partitions():
-    text = r'partitions is 3, but the job has 4 processes.*weft run -n 3.*write "partitions": 1 or 2 or 4'
+    text = r'4 processes .* into pipelines of 3 partitions.*weft run -n 3.*write "partitions": 1 or 2 or 4'
     with pytest.raises(ConfigError, match=text):
         resolve({"partitions": 3}, world_size=4)
 
@@ -297,7 +297,7 @@ def test_world_size_must_be_a_multiple_of_the_partitions():
 def test_assignments():
     texts = [
         "microbatches=4",
-        "pipeline=simple",
+        "pipeline=gpipe",
         "ddp=true",
         "memory_weight=0.5",
         "placement_strategy=a=b",
@@ -305,7 +305,7 @@ def test_assignments():
     ]
     assert parse_assignments(texts) == {
         "microbatches": 4,
-        "pipeline": "simple",
+        "pipeline": "gpipe",
         "ddp": True,
         "memory_weight": 0.5,
         "placement_strategy": "a=b",

@@ -164,5 +164,5 @@ def test_a_graph():
 
 @pytest.mark.parametrize("name", ["schedule.csv", "schedule-with-transfers.csv"])
 def test_a_schedule(name):
-    found, wanted = from_csv((FILES / name).read_text()), make("interleaved", 2, 3)
+    found, wanted = from_csv((FILES / name).read_text()), make("1f1b", 2, 3)
     assert (found.ranks, found.rank_of_stage) == (wanted.ranks, wanted.rank_of_stage)

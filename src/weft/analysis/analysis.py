@@ -17,6 +17,7 @@ from weft.analysis.replay import Replay
 from weft.analysis.run import Facts, Run, Step
 from weft.analysis.run_time import RunTime, run_times
 from weft.analysis.whatif import WhatIf, what_if
+from weft.schedule.table import named
 from weft.timeline import Timeline
 
 LEAVE_OUT = 1
@@ -26,7 +27,7 @@ LEAVE_OUT = 1
 PREPARED = 0.02
 """A step of which a larger share went into tracing and arranging memory is not usual."""
 
-SIMPLEST = "interleaved"
+SIMPLEST = "1f1b"
 
 
 class Analysis:
@@ -188,7 +189,8 @@ class Analysis:
         return tuple(step for step in self.run.steps.get(rank, ()) if not step.evaluates)[LEAVE_OUT:]
 
     def setting(self, name: str, default: object = None) -> object:
-        """A setting of the run."""
-        return next(
+        """A setting of the run; a schedule that was recorded by a former name has its name of today."""
+        found = next(
             (facts.settings[name] for facts in self.run.facts.values() if name in facts.settings), default
         )
+        return named(found) if name == "pipeline" and isinstance(found, str) else found

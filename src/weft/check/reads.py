@@ -47,22 +47,22 @@ def read_in_loop(script: Script, training: Training) -> Iterator[Finding]:
     read = {key for _, key in training.read}
     for loop in training.loops:
         for node in ast.walk(loop):
-            if not isinstance(node, ast.Call) or not _each_time(script, node, loop):
+            if not isinstance(node, ast.Call) or not each_time(script, node, loop):
                 continue
-            value = _value_read(node)
-            text = ast.unparse(value) if value is not None else ""
-            owner = dotted(_owner(value)) if value is not None else None
-            if (script.function_of(node), owner) not in training.read and not (
-                owner is None and _names(value) & read
-            ):
-                continue
-            yield Finding(
-                "read_in_loop",
-                Grade.SLOW,
-                node.lineno,
-                f"on a GPU every step waits until the device has computed {text}: nothing is queued for it meanwhile",
-                _later(_statement(script, node), text, _counter(loop)),
-            )
+            for value in _values_read(node):
+                owner = dotted(_owner(value))
+                known = (script.function_of(node), owner) in training.read
+                if not known and not (owner is None and _names(value) & read):
+                    continue
+                text = ast.unparse(value)
+                yield Finding(
+                    "read_in_loop",
+                    Grade.SLOW,
+                    node.lineno,
+                    f"on a GPU every step waits until the device has computed {text}: nothing is queued for it "
+                    "meanwhile",
+                    _later(statement_of(script, node), text, counter_of(loop)),
+                )
 
 
 def refused_in_step(script: Script, training: Training) -> Iterator[Finding]:
@@ -98,18 +98,17 @@ def _is_refused(script: Script, training: Training, call: ast.Call) -> bool:
     )
 
 
-def _value_read(call: ast.Call) -> ast.expr | None:
-    """What a call reads the value of; None if it reads none, for all that is known."""
+def _values_read(call: ast.Call) -> Iterator[ast.expr]:
+    """What a call reads the values of, for all that is known."""
     if isinstance(call.func, ast.Attribute) and call.func.attr in READS and not call.args:
-        return call.func.value
-    if isinstance(call.func, ast.Name) and call.func.id in ("float", "print") and call.args:
+        yield call.func.value
+    elif isinstance(call.func, ast.Name) and call.func.id in ("float", "print") and call.args:
         for each in call.args:
             parts = each.values if isinstance(each, ast.JoinedStr) else [each]
             for part in parts:
                 inner = part.value if isinstance(part, ast.FormattedValue) else part
                 if dotted(inner) is not None:
-                    return inner
-    return None
+                    yield inner
 
 
 def _owner(value: ast.expr) -> ast.expr:
@@ -124,7 +123,7 @@ def _names(value: ast.expr | None) -> set[str]:
     return {key for each in nodes if (key := dotted(each)) is not None}
 
 
-def _each_time(script: Script, node: ast.AST, loop: Loop) -> bool:
+def each_time(script: Script, node: ast.AST, loop: Loop) -> bool:
     """Whether it runs whenever the loop does, in no inner loop and under no `if`."""
     for each in script.above(node):
         if each is loop:
@@ -152,11 +151,11 @@ def _later(statement: ast.AST, value: str, counter: str) -> str:
     return f"if {counter} % 10 == 0: {written}"
 
 
-def _statement(script: Script, node: ast.AST) -> ast.AST:
+def statement_of(script: Script, node: ast.AST) -> ast.AST:
     return next(each for each in script.above(node) if isinstance(each, ast.stmt))
 
 
-def _counter(loop: Loop) -> str:
+def counter_of(loop: Loop) -> str:
     """What counts the turns of a loop."""
     if isinstance(loop, ast.While):
         return "step"

@@ -35,7 +35,7 @@ _EXAMPLES = """\
 examples:
   weft simulate gpt.graph.json --partitions 8 --microbatches 32 --link 25GB/s,5us --html plan.html
   weft simulate gpt.graph.json --partitions 8 --microbatches 32 --memory 24GiB
-  weft simulate resnet50.txt --partitions 4 --microbatches 16 --schedule looped --chunks 3
+  weft simulate resnet50.txt --partitions 4 --microbatches 16 --schedule interleaved_1f1b --chunks 3
   weft simulate gpt.graph.json --partitions 16 --link 300GB/s,2us --inter-link 25GB/s,5us,shared --ranks-per-host 8
 """
 FREE_LINK = "0us"
@@ -214,7 +214,9 @@ def _options_asked(asked: argparse.Namespace) -> list[Option] | None:
         return [Option(name, chunks=chunks, active=asked.active)]
     known = [one for one in options(2, 2) if one.schedule == "list" and not one.recompute]
     likes = [one for one in known if chunks is None or 2 * chunks == len(one.layout(2))]
-    return likes or [Option("list", like="looped", chunks=chunks, splits=splits) for splits in (False, True)]
+    return likes or [
+        Option("list", like="interleaved_1f1b", chunks=chunks, splits=splits) for splits in (False, True)
+    ]
 
 
 def _by_file(asked: _Asked) -> list[Found]:

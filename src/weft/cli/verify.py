@@ -20,7 +20,7 @@ _EXAMPLES = """\
 examples:
   weft verify -n 2 train.py --lr 0.001
   weft verify -n 4 --config job.json train.py
-  weft verify -n 2 --schedules interleaved,zb_h1 train.py
+  weft verify -n 2 --schedules 1f1b,zb_h1 train.py
 
 the exit code is 1 if something differs, or if a job fails
 """

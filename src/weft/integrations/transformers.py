@@ -29,7 +29,7 @@ def enable(**settings: Any) -> None:
     Args:
         settings: weft's settings by name, see ``docs/settings.md``. ``partitions`` left out: as many as there are
             ranks, or groups of ranks that split tensors, which all read the same batches. ``microbatches`` left out:
-            twice the partitions, or less where a batch has less samples.
+            twice the partitions, or fewer where a batch has fewer samples.
 
     Raises:
         ConfigError: A setting is wrong. Nothing has been changed then.

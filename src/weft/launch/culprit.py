@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from weft.launch.stacks import standing
 from weft.watch.failure import Failure, root_cause
 from weft.watch.heartbeat import Sign, State
 from weft.watch.judge import Verdict, leaving_text
@@ -110,7 +111,8 @@ def _left(cause: Failure, signs: Mapping[int, Sign]) -> Blame | None:
     peer = -1 if cause.peer is None else cause.peer
     if not cause.victim or peer not in signs or signs[peer].state < State.FINISHING:
         return None
-    return Blame(peer, leaving_text(peer, signs[peer], {cause.rank: signs[cause.rank]}), "", 1)
+    text = leaving_text(peer, signs[peer], {cause.rank: signs[cause.rank]})
+    return Blame(peer, text, standing({}, [cause]), 1)
 
 
 def _silent(end: End, sign: Sign) -> Failure:

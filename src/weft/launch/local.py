@@ -13,7 +13,8 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from weft.analysis.run import Failed as FailedJob
@@ -33,6 +34,7 @@ from weft.launch.remote.elsewhere import Elsewhere
 from weft.launch.running.here import Here
 from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.restarts import Failed
+from weft.launch.stacks import split_stacks, standing
 from weft.visible import LINES, visible
 from weft.watch import early, failed
 from weft.watch.board import read_reports
@@ -178,6 +180,7 @@ class Launcher:
         self._journal.take(rank, data)
         if is_error and self._stacks is not None:
             self._stacks[rank] = self._stacks.get(rank, b"") + data
+            return
         lines = self._lines[rank, is_error]
         lines.feed(data)
         if not data:
@@ -322,8 +325,13 @@ class Launcher:
         verdict = verdict or self._ranks.lost
         failures = read_reports(self._page)
         ends = list(self._ends.values())
+        stacks = self._ask_for_stacks() if verdict is not None and verdict.kind != "lost" else {}
         found = blame_by(verdict, ends) if verdict else blame(ends, failures, self._page.signs())
         assert found is not None
+        if verdict is not None and verdict.kind in ("left", "stalled"):
+            gone = verdict.ranks if verdict.kind == "left" else ()
+            waiting = {rank: text for rank, text in stacks.items() if rank not in gone}
+            found = replace(found, details=standing(waiting, failures))
         self._note_failure(found, failures)
         self._drain()
         others = victims_text(failures, found.rank)
@@ -334,7 +342,8 @@ class Launcher:
         said = {each.rank: f"{each.headline()}\n{each.details()}" for each in failures}
         for rank, text in ({found.rank: found.headline} | said).items():
             self._journal.take(rank, f"weft: {text}\n".encode(errors="replace"))
-        stacks = self._show_stacks() if verdict is not None and verdict.kind not in ("left", "lost") else {}
+        stacks = {} if verdict is not None and verdict.kind == "left" else stacks
+        self._show_stacks(stacks)
         self._journal.fail(
             {
                 "rank": found.rank, "host": self._ranks.host(found.rank), "headline": found.headline,
@@ -379,17 +388,27 @@ class Launcher:
         text = "\n".join(part for part in parts if part)
         self._shown.err.write(self, f"{text}\n".encode(errors="replace"))
 
-    def _show_stacks(self) -> dict[int, str]:
-        """Asks the ranks that still answer for the stacks of their threads; they come as output, and are given."""
-        found: dict[int, bytes] = {}
-        self._stacks = found
-        self._shown.err.write(self, b"weft: stacks of the ranks that answer:\n")
+    def _ask_for_stacks(self) -> dict[int, str]:
+        """The stacks of the threads of all ranks that still answer; what else these write comes before the report."""
+        found = self._stacks = {}
         for rank, sign in self._page.signs().items():
             if sign.state is not State.ABSENT and rank not in self._ends:
                 self._ranks.send(rank, stack_signal(), alone=True)
         self._turn_until(time.monotonic() + STACKS_SECONDS)
         self._stacks = None
-        return {rank: visible(text.decode(errors="replace"), LINES) for rank, text in found.items()}
+        shown = {}
+        for rank, output in found.items():
+            own, stacks = split_stacks(output)
+            self._lines[rank, True].feed(own)
+            if stacks:
+                shown[rank] = visible(stacks.decode(errors="replace"), LINES)
+        return shown
+
+    def _show_stacks(self, stacks: Mapping[int, str]) -> None:
+        if stacks:
+            self._shown.err.write(self, b"weft: stacks of the ranks that answer:\n")
+        for rank, text in stacks.items():
+            self._lines[rank, True].feed(text.encode(errors="replace"))
 
     def _stop(self) -> int:
         """Somebody ended the launcher; a second time means at once."""

@@ -1,4 +1,4 @@
-"""What a unit costs: memory and time in one number.
+"""The cost of a unit: a weighted sum of memory and time.
 
     cost(u) = w * memory(u) / memory(all) + (1 - w) * time(u) / time(all)        w = memory_weight
 

@@ -172,11 +172,11 @@ def owners(partitions: int, chunks: int = 1, layout: str = "looped") -> tuple[in
 
 
 def in_flight(
-    partitions: int, microbatches: int, chunks: int = 1, layout: str = "looped", schedule: str = "interleaved"
+    partitions: int, microbatches: int, chunks: int = 1, layout: str = "looped", schedule: str = "1f1b"
 ) -> tuple[int, ...]:
     """How many microbatches each segment holds at most.
 
-    `simple` holds all `m`. `interleaved` (1F1B) holds `min(m, p - r)` on partition `r` of `p`. With several
+    `gpipe` holds all `m`. `1f1b` holds `min(m, p - r)` on partition `r` of `p`. With several
     chunks, `looped`: what Megatron's interleaved order (arXiv 2104.04473, section 2.2) holds, which begins
     with `2 (p - r - 1) + (v - 1) p` forwards, `p` microbatches a chunk; `v`: half of what 1F1B over all
     segments would hold, rounded up, as microbatches come at half its pace (so arXiv 2405.15362 has it for
@@ -186,7 +186,7 @@ def in_flight(
     ((4, 3, 2, 1), (4, 3, 2, 1), (2, 2, 1, 1))
     """
     segments = partitions * chunks
-    if schedule == "simple":
+    if schedule == "gpipe":
         return (microbatches,) * segments
     if chunks == 1:
         return tuple(min(microbatches, partitions - partition) for partition in range(partitions))

@@ -1,6 +1,6 @@
 """Which placement has the shortest step: each candidate is run in simulation, by the schedule that its stages allow.
 
-A placement whose stages are those of the asked schedule (0 1 2 3 for `interleaved`) runs by its pattern. Where
+A placement whose stages are those of the asked schedule (0 1 2 3 for `1f1b`) runs by its pattern. Where
 microbatches come back to a partition, no pattern fits, and list scheduling runs the stages as they are.
 """
 
@@ -22,7 +22,7 @@ from weft.schedule.table import KINDS, having
 from weft.simulate import Links
 from weft.units import format_bytes
 
-LIST = Option("list", like="interleaved")
+LIST = Option("list", like="1f1b")
 """What runs any stages."""
 
 
@@ -50,8 +50,8 @@ def asked_options(settings: Settings) -> tuple[Option, ...]:
     Raises:
         UsageError: If that schedule splits them, or comes from a file.
 
-    >>> asked_options(Settings(partitions=2, pipeline="simple"))
-    (Option(schedule='simple', ...),)
+    >>> asked_options(Settings(partitions=2, pipeline="gpipe"))
+    (Option(schedule='gpipe', ...),)
     """
     name = settings.pipeline
     kind = KINDS[name]
@@ -62,7 +62,7 @@ def asked_options(settings: Settings) -> tuple[Option, ...]:
             f'pipeline is "{name}", which {why}: stages made of operations do not allow that, write one of {fit}'
         )
     if kind.timed:
-        patterns = () if name == "list" else (Option("interleaved"), Option("simple"))
+        patterns = () if name == "list" else (Option("1f1b"), Option("gpipe"))
         return (*patterns, LIST)
     return (
         Option(
@@ -80,7 +80,7 @@ def best_by_step(
     microbatches: int,
     links: Links,
     *,
-    options: Sequence[Option] = (Option("interleaved"),),
+    options: Sequence[Option] = (Option("1f1b"),),
     memory_bytes: Sequence[int] | None = None,
     copies: int = 4,
     ahead: int | None = 0,

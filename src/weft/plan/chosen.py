@@ -88,9 +88,7 @@ def schedule_for(settings: Settings, chosen: Chosen | None, microbatches: int) -
         kind = KINDS[settings.pipeline]
         chunks = settings.chunks if kind.free_chunks else None
         active = settings.active_microbatches if kind.limited else None
-        name = (
-            "interleaved" if kind.measured else settings.pipeline
-        )  # nothing is measured for a split by hand
+        name = "1f1b" if kind.measured else settings.pipeline  # nothing is measured for a split by hand
         return _make(name, settings.partitions, microbatches, active, chunks)
     if chosen.schedule.microbatches == microbatches:
         return chosen.schedule

@@ -19,7 +19,7 @@ from weft.schedule.generators.greedy import LEADERS, POLICIES, TRIED
 
 ACTIONS = 500_000
 """Actions that a search simulates at most; about 60 microseconds each."""
-FIRST = ("interleaved", "zb_h1", "zb_v", "looped", "v_half", "simple")
+FIRST = ("1f1b", "zb_h1", "zbv", "interleaved_1f1b", "v_half", "gpipe")
 """Schedules in the order in which they are taken."""
 TOO_MANY = "not tried: too much to simulate at this size"
 
@@ -27,7 +27,7 @@ TOO_MANY = "not tried: too much to simulate at this size"
 def actions_of(option: Option, ranks: int, microbatches: int) -> int:
     """About how many actions are simulated for an option; none if it cannot be for so many ranks.
 
-    >>> actions_of(Option("interleaved"), 4, 8), actions_of(Option("looped", chunks=2), 4, 8)
+    >>> actions_of(Option("1f1b"), 4, 8), actions_of(Option("interleaved_1f1b", chunks=2), 4, 8)
     (64, 128)
     """
     try:

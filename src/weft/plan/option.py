@@ -124,7 +124,7 @@ def options(ranks: int, microbatches: int) -> list[Option]:
     ]
     found += [
         Option("list", like=like, chunks=chunks, splits=splits)
-        for like, chunks in (("interleaved", None), ("v", None), ("looped", 2))
+        for like, chunks in (("1f1b", None), ("v", None), ("interleaved_1f1b", 2))
         for splits in (False, True)
         if like != "v" or ranks > 1
     ]

@@ -41,8 +41,8 @@ EFFORT = 150_000
 FINALISTS = 3
 """How many choices are refined for their own schedules."""
 
-BASE = {(1, "looped"): "interleaved", (2, "v"): "zb_v"}
-"""(chunks, layout) to the schedule that a placement is refined for; "looped" for others."""
+BASE = {(1, "looped"): "1f1b", (2, "v"): "zbv"}
+"""(chunks, layout) to the schedule that a placement is refined for; "interleaved_1f1b" for others."""
 
 
 def stages_of(
@@ -167,8 +167,8 @@ def stages_in(placement: Placement) -> Placed:
 
 def base_option(problem: Problem) -> Option:
     """The schedule that a placement is judged by where none is asked for: 1F1B, if a rank has one segment."""
-    name = BASE.get((problem.chunks, problem.layout if problem.chunks > 1 else "looped"), "looped")
-    return Option(name, chunks=problem.chunks if name == "looped" else None)
+    name = BASE.get((problem.chunks, problem.layout if problem.chunks > 1 else "looped"), "interleaved_1f1b")
+    return Option(name, chunks=problem.chunks if name == "interleaved_1f1b" else None)
 
 
 def simulated_s(
@@ -383,7 +383,7 @@ def always(placed: Placed) -> Place:
 def held_by_stage(made: Schedule) -> tuple[int, ...]:
     """The most microbatches that each stage keeps at once.
 
-    >>> held_by_stage(Option("interleaved").pattern(ranks=3, microbatches=8))
+    >>> held_by_stage(Option("1f1b").pattern(ranks=3, microbatches=8))
     (3, 2, 1)
     """
     peaks = [0] * made.stages

@@ -101,7 +101,7 @@ def _periods(steps: Sequence[Step]) -> list[float]:
 
 def ideal_bubble(analysis: Analysis, microbatches: int) -> float:
     """The share of a step in which ranks have nothing to run, if all partitions take the same and messages no time."""
-    pipeline = str(analysis.setting("pipeline", "interleaved"))
+    pipeline = str(analysis.setting("pipeline", "1f1b"))
     return _ideal(pipeline, partitions(analysis), microbatches, number_of(analysis, "chunks", 2))
 
 

@@ -18,7 +18,7 @@ from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
 from weft.schedule.generators.zb_v import zb_v
 from weft.schedule.schedule import Schedule
-from weft.schedule.table import CHUNKS, FIELD_NAMES, KINDS, NAMES, named
+from weft.schedule.table import CHUNKS, KINDS, NAMES, named
 
 __all__ = [
     "CHUNKS",
@@ -58,10 +58,10 @@ def make(
     """The schedule called `name`.
 
     Args:
-        name: One of `NAMES`, or the field's (`FIELD_NAMES`).
+        name: One of `NAMES`, or a second name of it (see `table.SECOND_NAMES`).
         ranks: How many ranks there are.
         microbatches: How many microbatches make the step.
-        active: How many microbatches a rank may hold at once. `interleaved` and `zb_h1` keep to it; what
+        active: How many microbatches a rank may hold at once. `1f1b` and `zb_h1` keep to it; what
             the others hold is fixed by their pattern, or for `list` by `memory_bytes`.
         chunks: How many stages a rank has; the least that the schedule takes if not given (`CHUNKS`).
         costs: For `list`: what each stage costs, and its rank.
@@ -72,7 +72,7 @@ def make(
         ScheduleError: With everything that is wrong with the arguments.
         FormatError: If `text` is no schedule.
 
-    >>> print(*make("looped", ranks=2, microbatches=2, chunks=2).ranks[0])
+    >>> print(*make("interleaved_1f1b", ranks=2, microbatches=2, chunks=2).ranks[0])
     0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
     """
     name = named(name)
@@ -83,7 +83,7 @@ def make(
         if number is not None and number < 1
     ]
     if name not in NAMES:
-        faults.insert(0, f'there is no schedule "{name}", write one of {", ".join((*NAMES, *FIELD_NAMES))}')
+        faults.insert(0, f'there is no schedule "{name}", write one of {", ".join(NAMES)}')
     faults += _misplaced(name, chunks, {"costs": costs, "memory_bytes": memory_bytes, "text": text})
     if faults:
         raise ScheduleError("; ".join(faults))

@@ -15,8 +15,8 @@ A stage may be on any rank. Three ways in which tensors may travel:
 buffered     a send never blocks, as in weft's transport: always checked
 blocking     a send waits for its receive: ends too, if the receives stand as in `transfers`
 rendezvous   between two actions a rank posts the sends of the one and the receives of the next together, and
-             goes on when its peers have posted theirs (`batch_isend_irecv`): checked if asked for. Only `simple`,
-             `interleaved`, `zb_h1` and `v_min` pass whatever the numbers; in the others some tensors are
+             goes on when its peers have posted theirs (`batch_isend_irecv`): checked if asked for. Only `gpipe`,
+             `1f1b`, `zb_h1` and `v_min` pass whatever the numbers; in the others some tensors are
              made long before they are used.
 """
 

@@ -51,14 +51,14 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "interleaved": Kind(
-        "1F1B", lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True
+    "1f1b": Kind("1F1B", lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True),
+    "gpipe": Kind("GPipe", lambda p, m, *_: simple(p, m), (1, 1)),
+    "interleaved_1f1b": Kind(
+        "interleaved 1F1B", lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)
     ),
-    "simple": Kind("GPipe", lambda p, m, *_: simple(p, m), (1, 1)),
-    "looped": Kind("interleaved 1F1B", lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)),
     "looped_bfs": Kind("looped BFS", lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
     "zb_h1": Kind("ZB-H1", lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
-    "zb_v": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
+    "zbv": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
     "dualpipev": Kind("DualPipeV", lambda p, m, *_: dualpipev(p, m), (2, 2), splits=True),
     "v_half": Kind("V-Half", lambda p, m, *_: v_half(p, m), (2, 2), splits=True),
     "v_min": Kind("V-Min", lambda p, m, *_: v_min(p, m), (2, 2), splits=True),
@@ -71,20 +71,20 @@ KINDS: Mapping[str, Kind] = {
 NAMES = tuple(name for name in KINDS if name != "auto")
 """All schedules."""
 
-FIELD_NAMES: Mapping[str, str] = {
-    "1f1b": "interleaved", "gpipe": "simple", "interleaved_1f1b": "looped", "zbv": "zb_v", "zbv_zero_bubble": "zb_v",
+SECOND_NAMES: Mapping[str, str] = {
+    "interleaved": "1f1b", "simple": "gpipe", "looped": "interleaved_1f1b", "zb_v": "zbv", "zbv_zero_bubble": "zbv",
 }  # fmt: skip
-"""The field's names of schedules whose names here are those of SageMaker's library, or older than the field's."""
+"""Further names: those of SageMaker's library, former ones, and those of PyTorch's classes."""
 _BARE = {"".join(name.split("_")): name for name in KINDS} | {
-    "".join(name.split("_")): ours for name, ours in FIELD_NAMES.items()
+    "".join(name.split("_")): ours for name, ours in SECOND_NAMES.items()
 }
 
 
 def named(text: str) -> str:
-    """The name here of a schedule by any of its names, in any case, with or without "_"; other texts as they are.
+    """The name of a schedule by any of its names, in any case, with or without "_"; other texts as they are.
 
     >>> named("1F1B"), named("Interleaved1F1B"), named("GPipe"), named("zb-v"), named("interleaved"), named("other")
-    ('interleaved', 'looped', 'simple', 'zb_v', 'interleaved', 'other')
+    ('1f1b', 'interleaved_1f1b', 'gpipe', 'zbv', '1f1b', 'other')
     """
     return _BARE.get(text.lower().replace("_", "").replace("-", ""), text)
 
@@ -99,6 +99,6 @@ def having(trait: Callable[[Kind], bool]) -> tuple[str, ...]:
     """The names of the kinds of which something is true.
 
     >>> having(lambda kind: kind.limited)
-    ('interleaved', 'zb_h1')
+    ('1f1b', 'zb_h1')
     """
     return tuple(name for name, kind in KINDS.items() if trait(kind))

@@ -6,7 +6,7 @@ They look at it when they have nothing else to do, so that it costs no time, and
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,21 @@ ADVICE = (
     ". The ranks of one pipeline must read the same batches: seed, shuffle and shard the data by weft.dp_rank(), not "
     "by weft.rank()"
 )
-
+STEP_ADVICE = (
+    ". Every rank calls the same steps in the same order: is one under `if weft.rank() == 0`? A step that one rank "
+    "alone called leaves the ranks in different places of the script"
+)
 
 SETTINGS_ADVICE = (
     ". Load states and set rates, scales and weights on every rank alike, not under `if rank() == 0`. Before the first "
     "step one rank may do it alone: all begin with what the first rank has"
 )
+
+
+def advice_for(calls: Iterable[str]) -> str:
+    """What to do about ranks that were called differently, each as its JSON says."""
+    steps = {json.loads(call).get("step", "").partition(",")[0] for call in calls}
+    return STEP_ADVICE if len(steps) > 1 else ADVICE
 
 
 def differing(told: Mapping[int, Mapping[str, str]]) -> str:
@@ -131,4 +140,6 @@ class StepCheck:
             return
         pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))
         difference = first_difference(pair).partition(": ")[2]
-        raise DivergenceError(f"in step {self.step} the ranks were called differently: {difference}{ADVICE}")
+        raise DivergenceError(
+            f"in step {self.step} the ranks were called differently: {difference}{advice_for([self.call, call])}"
+        )

@@ -48,7 +48,7 @@ def as_run(
         ScheduleError: If a list has an action of a stage that is not on its rank.
 
     >>> from weft.schedule import make
-    >>> made = make("interleaved", ranks=2, microbatches=3)
+    >>> made = make("1f1b", ranks=2, microbatches=3)
     >>> slow_end = [StageCost(1.0, 1.0), StageCost(3.0, 3.0)]
     >>> " ".join(map(str, as_run(made.ranks, made.rank_of_stage, slow_end, ahead=1)[0]))
     '0F0 0F1 0F2 0B0 0B1 0B2'

@@ -49,7 +49,7 @@ def simulate(
         copies: How often the parameters count in the peak memory.
 
     >>> from weft.schedule import make
-    >>> schedule = make("interleaved", ranks=4, microbatches=8)
+    >>> schedule = make("1f1b", ranks=4, microbatches=8)
     >>> step = simulate(schedule.ranks, schedule.rank_of_stage, [StageCost(1.0, 2.0)] * 4)
     >>> step.step_s, round(step.idle[0].bubble, 4)
     (33.0, 0.2727)

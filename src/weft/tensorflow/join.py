@@ -164,12 +164,12 @@ def _check(settings: Settings) -> None:
     if settings.contiguous and settings.auto_partition and kind.chunks not in ((1, 1), None):
         raise ConfigError(
             f'contiguous is true, and with pipeline "{settings.pipeline}" a microbatch visits each partition several '
-            'times: leave one of them out, or write "interleaved" or "simple"'
+            'times: leave one of them out, or write "1f1b" or "gpipe"'
         )
     if kind.splits:
         raise ConfigError(
             f'pipeline is "{settings.pipeline}", whose backward passes are split in two: TensorFlow takes gradients as '
-            'a whole; write "interleaved", "simple", "looped", "looped_bfs", "list" or "auto"'
+            'a whole; write "1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "list" or "auto"'
         )
 
 

@@ -192,6 +192,22 @@ class DistributedModel(nn.Module):
             args, kwargs = glue.from_first((args, kwargs))
         return self.module(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """In a step also what the wrapped module has: ``model.generate(...)``, ``model.config``."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None or name.startswith("_") or not hasattr(module, name):
+                raise
+        found = getattr(module, name)
+        if in_microbatch() or (current.is_initialized() and current.session().tracing):
+            return found
+        advice = f"the wrapped module's is model.module.{name}"
+        if callable(found):
+            advice = f"call model.{name}(...) in a function decorated with @weft.step, where every rank runs its part"
+        raise NoAttributeError(f"a DistributedModel has no {name} of its own: {advice}")
+
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool = False) -> None:
         """The backward pass of this microbatch from one tensor or several; in place of ``tensor.backward()``.
 
@@ -573,6 +589,10 @@ class DistributedModel(nn.Module):
         """Raise :class:`UsageError` before the partition."""
         if not self.partitioned:
             raise UsageError(f"{what} is known only after the partition, which the first step makes")
+
+
+class NoAttributeError(UsageError, AttributeError):
+    """Something of the wrapped module was asked of the model, outside of a step."""
 
 
 def _refuse_lazy(module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from weft.errors import UsageError
+from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
 from weft.torch.replicas.part_updates import updates_parts_alike
@@ -21,6 +20,7 @@ from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_
 from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
+from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import can_cut, cut, is_cut
 from weft.torch.tensors.marks import WRAPPED
 
@@ -323,10 +323,18 @@ def _refuse_norms(optimizer: Optimizer) -> None:
         )
 
 
+def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
+    """Whether the steps so far have computed no gradients for these parameters, as the first rank sees it."""
+    if session.rank or not session.steps or session.went_backward:
+        return False
+    return all(parameter.grad is None for parameter in parameters)
+
+
 def warn_of_plain_optimizers() -> None:
-    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model, and refuse optimizers that
-    step inside of a step; for the whole process."""
+    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model, or that forgot the backward
+    pass, and refuse optimizers that step inside of a step; for the whole process."""
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+    idle: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not current.is_initialized():
@@ -341,6 +349,12 @@ def warn_of_plain_optimizers() -> None:
             map(is_cut, parameters)
         ):
             _refuse_norms(optimizer)
+        if optimizer not in idle and _trains_nothing(session, parameters):
+            idle.add(optimizer)
+            warn(
+                f"{type(optimizer).__name__}.step() trains nothing: no step has had a backward pass, so there are no "
+                "gradients. Call model.backward(loss) in the function that @weft.step decorates"
+            )
         if optimizer in seen or optimizer in _wrapped or session.pipeline is None:
             return
         if isinstance(optimizer, DistributedOptimizer):
@@ -348,11 +362,10 @@ def warn_of_plain_optimizers() -> None:
         if any(parameter._weft_owner is not None for parameter in parameters):
             seen.add(optimizer)
             if session.rank == 0:
-                warnings.warn(
+                warn(
                     f"this {type(optimizer).__name__} steps on a split model and is not wrapped, so its state_dict() "
                     "has the states of this rank only, and checkpoints have none: write optimizer = "
-                    f"weft.DistributedOptimizer({type(optimizer).__name__}(...))",
-                    stacklevel=4,
+                    f"weft.DistributedOptimizer({type(optimizer).__name__}(...))"
                 )
 
     register_optimizer_step_pre_hook(look)

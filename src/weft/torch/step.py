@@ -43,7 +43,7 @@ from weft.torch.split.accumulation import accumulate
 from weft.torch.split.partition_models import partition_models
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.microbatch_weights import shares_of
-from weft.torch.tensors.mini_batch import MiniBatch, prepare
+from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, told_of_devices
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
 from weft.torch.verify.whole_batch import Rows
@@ -88,14 +88,22 @@ class Step:
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
         with record_step(session, lambda: (batch.size or 0, watching.peak_bytes(session))):
-            collected = self._run(session, batch)
+            try:
+                collected = self._run(session, batch)
+            except RuntimeError as error:
+                if told := told_of_devices(error, batch, session.device):
+                    raise UsageError(told) from error
+                raise
         if self._trains:
+            session.went_backward = True
             watching.after_step(session, batch.size, collected)
         return collected
 
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
         cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
         batch = prepare(self.function, args, kwargs, cut, _count(session))
+        if session.settings.inputs in ("equal", "apart") or session.position("pp") == 0:
+            refuse_elsewhere(batch, session.device)
         if batch.told and not self._told and session.rank == 0:
             log.warning("%s: %s", self.rows.title, batch.told)
         self._told |= bool(batch.told)
@@ -411,10 +419,10 @@ def step(
     ``non_split_inputs``: names of arguments that go whole to every microbatch. ``input_split_axes``: the dim to cut
     along, by name, where it is not 0. ``detach_outputs``: returned tensors carry no graph. ``allow_uneven``: a
     mini-batch that ``microbatches`` does not divide is cut as evenly as possible instead of being an error; gradients
-    and ``reduce_mean`` are still those of the whole batch's mean. Less samples than microbatches make less
-    microbatches. Steps without a backward pass need no ``allow_uneven``. ``weight``: a function of the same arguments
-    that says how much a microbatch counts, the tokens of its loss say; microbatch i then weighs n_i / (n_1 + ... + n_m)
-    in gradients and in ``reduce_mean``.
+    and ``reduce_mean`` are still those of the whole batch's mean. A batch with fewer samples than microbatches gets
+    fewer microbatches. Evaluation steps do not need ``allow_uneven``. ``weight``: a function of the same arguments that
+    says how much a microbatch counts, the tokens of its loss say; microbatch i then weighs n_i / (n_1 + ... + n_m) in
+    gradients and in ``reduce_mean``.
     """
     cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
     if function is None:

@@ -22,7 +22,7 @@ GAIN = 0.02
 HOPELESS = 0.7
 """A trial with less than this share of the best one's rate may end early."""
 MOST_MICROBATCHES = 4096
-SCHEDULES = ("auto", "zb_h1", "zb_v")
+SCHEDULES = ("auto", "zb_h1", "zbv")
 """Are tried where there is a pipeline."""
 DEGREE = "tensor_parallel_degree"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from types import FrameType, TracebackType
 
-from weft.errors import LaunchError
+from weft.errors import LaunchError, is_weft
 from weft.foreign import whole
 from weft.watch import statement
 from weft.watch.failure import Failure
@@ -16,6 +17,7 @@ from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.process import exit_now
 
 BEFORE = "its start, before weft.init"
+INSIDE = "weft.init"
 AFTER = "its end, after weft.shutdown"
 _processes: dict[int, int | None] = {}
 """Those that are ranks, and which."""
@@ -66,13 +68,20 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         with suppress(LaunchError, ValueError, IndexError):
             page = Page.attach(descriptor)
             started = page.sign(rank).state is not State.ABSENT
-            failure = Failure.of(error, rank, Sign(phase=AFTER if started else BEFORE))
+            failure = Failure.of(error, rank, _sign(trace, started))
             page.write_report(rank, failure.to_json(page.report_limit))
             return
     place = _processes.get(os.getpid())
     if place is not None:
-        statement.own(Failure.of(error, place, Sign(phase=BEFORE)))
+        statement.own(Failure.of(error, place, _sign(trace)))
     sys.__excepthook__(kind, error, trace)
+
+
+def _sign(trace: TracebackType | None, started: bool = False) -> Sign:
+    """Where that was in the life of a process that is not under watch; ``started``: it was before."""
+    frames = traceback.extract_tb(trace)
+    inside = any(frame.name == "init" and is_weft(frame.filename) for frame in frames)
+    return Sign(phase=INSIDE if inside else AFTER if started else BEFORE)
 
 
 def report_exit(code: object) -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
 
-import weft
 from weft.errors import (
     CheckpointError,
     ConfigError,
@@ -31,27 +28,26 @@ from weft.errors import (
     UsageError,
     VerifyError,
     WeftError,
+    is_own,
 )
 from weft.foreign import MOST_RANKS, read_text, whole
 from weft.visible import LINES, visible
+from weft.watch.frames import own_line, own_traceback
 from weft.watch.heartbeat import Sign
 from weft.watch.process import host_name
+from weft.watch.reasons import reason_of
 
 _LOST = re.compile(
     r"Connection (closed by|reset by|refused)|Broken pipe|pair closure|connection was (closed|aborted)"
     r"|Socket closed|[Rr]emote process|recvValue failed|sendBytes failed|Timed out waiting",
 )
 _TRACEBACK_BYTES = 20_000
-_SHORT = 4
-"""The own line in a traceback of so many frames is found at once."""
-WHOLE = "WEFT_TRACEBACK"
-"""Variable: set, tracebacks have weft's own frames, too."""
+_MOST_LINES = 4
 _SAID = (
     CheckpointError, ConfigError, DivergenceError, FormatError, PlacementError, ScheduleError, SplitError, UsageError,
     VerifyError,
 )  # fmt: skip
 """Errors that say what is wrong with the script, its input or its files."""
-_LIBRARIES = (str(Path(weft.__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ class Failure:
         text: The exception's message.
         where: The step, microbatch, phase and module, in words.
         time: Seconds on the monotonic clock of its host.
-        line: Where the script's own code was at that time, if the traceback does not show that at once; and which
-            of its lines assume more ranks, if a number was 0.
+        line: The script's own line to blame, if the traceback does not show it at once; and which of its lines assume
+            more ranks, if a number was 0.
         victim: It only failed because another rank went away.
         peer: The rank that went away, if the victim knows.
     """
@@ -86,21 +82,21 @@ class Failure:
         """The failure of this process; `sign` is what it did at that time."""
         first = first_cause(error)
         lost = next((cause for cause in chain(first) if is_lost_peer(cause)), None)
-        full = "".join(
-            _own_frames(error) or traceback.format_exception(type(error), error, error.__traceback__)
-        )
+        reason, says_all = reason_of(first), isinstance(error, _SAID)
+        full = "" if reason.elsewhere else own_traceback(error, says_all)
+        line = reason.line or own_line(first, always=says_all or lost is not None)
         if len(full) > _TRACEBACK_BYTES:
             full = f"...\n{full[-_TRACEBACK_BYTES:]}"
         return cls(
             rank=rank,
             host=host_name(),
             pid=os.getpid(),
-            kind=type(first).__name__,
-            text=visible(str(first).replace("\n", " "))[:2000],
+            kind=reason.kind,
+            text=visible(reason.text.replace("\n", " "))[:2000],
             traceback=visible(full, LINES),
             where=sign.where(),
             time=time.monotonic(),
-            line=visible("\n".join(filter(None, (own_line(first.__traceback__), *_divided(first)))), LINES),
+            line=visible("\n".join(filter(None, (line, *_divided(first)))), LINES),
             victim=lost is not None,
             peer=lost.rank if isinstance(lost, PeerError) else sign.peer if lost is not None else None,
         )
@@ -133,41 +129,6 @@ class Failure:
         return failure
 
 
-def _own_frames(error: BaseException) -> list[str]:
-    """The traceback without weft's frames, where the message says all; empty where it does not."""
-    alone = error.__cause__ is None and (error.__suppress_context__ or error.__context__ is None)
-    if not isinstance(error, _SAID) or not alone or os.environ.get(WHOLE):
-        return []
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES[0])]
-    if not own or len(own) == len(frames):
-        return []
-    return [
-        "Traceback (most recent call last):\n",
-        *traceback.format_list(own),
-        f"weft's own lines are left out; {WHOLE}=1 shows them\n",
-    ]
-
-
-def own_line(trace: TracebackType | None) -> str:
-    """The innermost line of a long traceback that is neither weft's nor a library's; empty if there is none."""
-    frames = traceback.extract_tb(trace)
-    for frame in reversed(frames if len(frames) > _SHORT else ()):
-        if _is_own(frame):
-            line = f": {frame.line}" if frame.line else ""
-            return f"at {frame.filename}, line {frame.lineno}, in {frame.name}{line}"
-    return ""
-
-
-def _is_own(frame: traceback.FrameSummary) -> bool:
-    return is_own_file(frame.filename)
-
-
-def is_own_file(name: str) -> bool:
-    """Whether a source file is the script's, and neither weft's nor a library's."""
-    return not name.startswith(("<", *_LIBRARIES)) and "site-packages" not in name
-
-
 def _divided(error: BaseException) -> list[str]:
     """The script's lines that assume more ranks than there are, if the error is about a 0."""
     ranks, batch = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS), "batch_size=0" in str(error)
@@ -178,12 +139,12 @@ def _divided(error: BaseException) -> list[str]:
 
     found = []
     for name in dict.fromkeys(
-        frame.filename for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)
+        frame.filename for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)
     ):
         with suppress(FormatError):
             text = read_text(Path(name), LIMIT_BYTES)
             found += [f"{name}, line {line}: {told}" for line, told in explained(text, ranks, batch)]
-    return found[:_SHORT]
+    return found[:_MOST_LINES]
 
 
 def first_cause(error: BaseException) -> BaseException:

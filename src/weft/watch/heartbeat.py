@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from weft.watch.process import host_name
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})
 """The phases in which a rank does nothing but wait for another one."""
 
+_CALL = re.compile(r"(.*\(\)|the optimizer's step)(?: of .*| over .*)?$")
+"""The name of a collective that is a call of the script's, and the group of it."""
 _MAGIC = 0x5745465450414745
 _HEADER = struct.Struct("<3q")
 _LIFE = struct.Struct("<3q2d")
@@ -93,6 +96,18 @@ class Sign:
     @property
     def waiting(self) -> bool:
         return self.state is State.RUNNING and self.phase in WAITING
+
+    @property
+    def call(self) -> str:
+        """The script's call, of all ranks, in which this one is; empty if it is in none.
+
+        >>> [Sign(phase="collective", module=name).call for name in ("barrier() of WORLD", "send() to rank 1")]
+        ['barrier()', '']
+        """
+        if self.phase not in ("collective", "barrier"):
+            return ""
+        found = _CALL.match(self.module)
+        return found[1] if found else ""
 
     def who(self, rank: int) -> str:
         """The rank with its host and process.

@@ -3,7 +3,8 @@
     frozen    no beat for `heartbeat` seconds: stopped, or its interpreter is locked; a file that does not answer is
               another thing
     left      a rank came to its end while another one still waits for it
-    stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds
+    stalled   somebody waits, or all have come to their end, and no rank turned to anything new for `stall` seconds;
+              for `CALL_SECONDS` if a rank is in a call that the one which waits for it has left out
 
 Time in which the judge itself did not run (the machine slept, its output was blocked) counts for nobody.
 """
@@ -19,10 +20,14 @@ LEAVE_SECONDS = 2.0
 """How long a message of a rank that came to its end may still be on its way."""
 RETURN_SECONDS = 8.0
 """Seconds that a rank may need from `weft.shutdown` to the next `weft.init`, where others are already."""
+CALL_SECONDS = 30.0
+"""For how long what ranks have sent in a call of all ranks may still be on its way, while all of them wait."""
 HANDLER_SECONDS = 5.0
 """Seconds for which a rank may handle an exception while all others wait for it."""
 HANDLER_NOTES = 8
 """Times that it may turn to something new meanwhile."""
+
+A_STEP = "is a step under `if weft.rank() == 0`, or has its loader fewer batches?"
 
 
 @dataclass(frozen=True)
@@ -123,16 +128,39 @@ class Judge:
             }
         if not self._sees_all or not any(sign.waiting for sign in rest.values()):
             return None
-        if not all(0 < sign.stall < self._idle(rank) for rank, sign in signs.items()):
+        alone = _alone(rest) if len(rest) == len(signs) else None
+        most = float("inf") if alone is None else CALL_SECONDS
+        if not all(
+            0 < sign.stall and min(sign.stall, most) < self._idle(rank) for rank, sign in signs.items()
+        ):
             return None
         behind = [rank for rank, sign in rest.items() if not sign.waiting]
-        suspects = behind or sorted(rest, key=lambda rank: rest[rank].step or 0)
+        suspects = behind or sorted(rest, key=lambda rank: (rank != alone, rest[rank].step or 0))
         parts = [
             f"{rest[rank].who(rank)} in {rest[rank].where() or 'its start'} for {self._idle(rank):.1f} s"
             for rank in [*suspects, *(rank for rank in rest if rank not in suspects)]
         ]
         head = "no rank gets on" if behind else "all ranks wait for each other"
-        return Verdict("stalled", tuple(suspects), f"{head}: {'; '.join(parts)}")
+        calls = dict.fromkeys(sign.call for sign in rest.values())
+        advice = f". {on_every_rank(next(filter(None, calls)))}" if len(calls) > 1 else ""
+        return Verdict("stalled", tuple(suspects), f"{head}: {'; '.join(parts)}{advice}")
+
+
+def _alone(signs: Mapping[int, Sign]) -> int | None:
+    """The rank in a call of all ranks that another one has left out, which is in a later step and waits for it there;
+    None as long as anybody works."""
+    if not all(sign.waiting for sign in signs.values()):
+        return None
+    for sign in signs.values():
+        other = signs.get(-1 if sign.peer is None else sign.peer)
+        if other is not None and other.call and (sign.step or 0) > (other.step or 0):
+            return sign.peer
+    return None
+
+
+def on_every_rank(call: str) -> str:
+    """What to do where a rank is alone in a call."""
+    return f"Call {call} on every rank, not under `if weft.rank() == 0`"
 
 
 def _patience(sign: Sign) -> float:
@@ -176,11 +204,20 @@ class Handler:
 def leaving_text(rank: int, sign: Sign, others: Mapping[int, Sign]) -> str:
     """That a rank came to its end too early.
 
-    >>> leaving_text(1, Sign(step=3), {0: Sign(step=4, phase="receive")})
-    'rank 1 left at step 3 while rank 0 still needs it: step 4, receive'
+    >>> leaving_text(1, Sign(step=3), {0: Sign(step=3, phase="collective", module="state_dict()")})[:69]
+    'rank 1 left at step 3 while rank 0 still needs it: step 3, collective'
     """
     at = f" at {sign.which_step()}" if sign.step is not None else ""
     named = [f"rank {other}" for other in others]
     needs = "still needs it" if len(named) == 1 else "still need it"
-    doing = next((seen.where() for seen in others.values() if seen.where()), "")
-    return f"{sign.who(rank)} left{at} while {' and '.join(named)} {needs}" + (f": {doing}" if doing else "")
+    waiter = next((seen for seen in others.values() if seen.where()), Sign())
+    doing = f": {waiter.where()}" if waiter.where() else ""
+    if waiter.call:
+        advice = f". {on_every_rank(waiter.call)}"
+    elif sign.step is not None and (waiter.step or 0) > sign.step:
+        advice = f". Rank {rank} has no {waiter.which_step()}: {A_STEP}"
+    elif waiter.phase == "collective":
+        advice = f". Rank {rank} makes other calls: {A_STEP}"
+    else:
+        advice = ""
+    return f"{sign.who(rank)} left{at} while {' and '.join(named)} {needs}{doing}{advice}"

@@ -211,9 +211,15 @@ def written(program: Program) -> str:
     settings |= program.pick("executor", ({}, {"executor": "eager"}, {}))
     settings |= program.pick(
         "pipeline",
-        ({}, {"pipeline": "simple"}, {"pipeline": "looped"}, {"optimize": "memory"}, {"contiguous": True}),
+        (
+            {},
+            {"pipeline": "gpipe"},
+            {"pipeline": "interleaved_1f1b"},
+            {"optimize": "memory"},
+            {"contiguous": True},
+        ),
     )
-    if settings.get("pipeline") == "looped" and microbatches % 2:
+    if settings.get("pipeline") == "interleaved_1f1b" and microbatches % 2:
         settings.pop("pipeline")
     precision = '"float32", 0.003' if program.pick("dtype", range(8)) == 7 else '"float64", 1e-07'
     head = HEAD.format(ranks=program.ranks, settings=settings, precision=precision)

@@ -191,7 +191,7 @@ def settings_of(program: Program, layout: int) -> dict[str, Any]:
     """Those of the job in one of the layouts."""
     return {
         "microbatches": 2, **LAYOUTS[layout % len(LAYOUTS)][1],
-        "pipeline": ("interleaved", "simple", "zb_h1")[program.schedule % 3],
+        "pipeline": ("1f1b", "gpipe", "zb_h1")[program.schedule % 3],
         "verify": "losses" if program.verify else "off",
     }  # fmt: skip
 

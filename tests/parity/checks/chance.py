@@ -437,3 +437,48 @@ def a_step_without_chance_leaves_random_states_alone() -> None:
     assert torch.equal(before[0], after[0]), "torch's random state changed"
     assert before[1] == after[1], "the state of random changed"
     assert before[2] == after[2], "numpy's random state changed"
+
+
+class Draws(nn.Module):
+    """Draws in glue, on a tensor of its own rank and on every rank alike, between parts with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Noisy.Part(), Noisy.Part()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.a(x), 0.2, self.training) * torch.rand(WIDTH)
+        chosen = torch.multinomial(x.detach().abs() + 1e-3, 2)
+        return self.b(x).gather(1, chosen) + torch.rand(())
+
+
+@check
+def a_seed_that_a_step_sets() -> None:
+    """From there on a microbatch draws what one process draws, whoever draws it."""
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        loss = model(x).square().mean()
+        model.backward(loss)
+        return loss
+
+    net = seeded(Draws)
+    alone, x = copy.deepcopy(net), torch.randn(ROWS, WIDTH)
+    model = placed(net, {"b": 1}, verify="gradients")
+    wanted = []
+    for _ in range(2):
+        alone.zero_grad()
+        for part in x.chunk(MICROBATCHES):
+            torch.manual_seed(7)
+            loss = alone(part).square().mean()
+            (loss / MICROBATCHES).backward()
+            wanted.append(loss.detach())
+    found = []
+    for _ in range(2):
+        model.zero_grad()
+        found += step(model, x).outputs
+    torch.testing.assert_close(torch.stack(found), torch.stack(wanted))
+    expected = gradients(alone.named_parameters())
+    for name, value in gradients(model.local_named_parameters()).items():
+        torch.testing.assert_close(value, expected[name])

@@ -60,7 +60,7 @@ def decided_number_is_the_number_by_hand() -> list[int]:
 @check
 def decided_number_for_every_kind_of_schedule() -> list[int]:
     batches, taken = vectors(rows=ROWS), []
-    for pipeline in ("interleaved", "looped", "zb_h1", "zb_v", "list", "auto"):
+    for pipeline in ("1f1b", "interleaved_1f1b", "zb_h1", "zbv", "list", "auto"):
         net = seeded(Normalised)
         start("auto", pipeline=pipeline)
         actual = train_split(copy.deepcopy(net), batches, squared_error, sgd)

@@ -222,5 +222,5 @@ def modules_called_with_other_parameters_stay_with_their_caller() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layers(x)
 
-    for pipeline in ("interleaved", "simple"):
+    for pipeline in ("1f1b", "gpipe"):
         same_as_alone(seeded(Net), vectors(), pipeline=pipeline)

@@ -491,9 +491,9 @@ def parameters_that_the_forward_pass_writes() -> None:
             return self.d(self.c(x)) + self.offset
 
     for places in (ALTERNATING, OPPOSITE, None):
-        for pipeline in ("interleaved", "simple", "zb_h1"):
+        for pipeline in ("1f1b", "gpipe", "zb_h1"):
             same_as_alone(seeded(Net), vectors(), places=places, pipeline=pipeline)
-    same_as_alone(seeded(Net), vectors(), pipeline="looped")
+    same_as_alone(seeded(Net), vectors(), pipeline="interleaved_1f1b")
 
 
 @check

@@ -147,7 +147,7 @@ def gan_body(net: Any, batch: Any, backward: Any, extra: Any) -> Tensor:
 @check
 def generator_and_discriminator_in_one_step() -> list[Any]:
     told = bodies_agree(Gan, gan_body, places=GAN_PLACES)
-    for pipeline in ("simple", "zb_h1", "looped_bfs", "looped", "zb_v", "auto"):
+    for pipeline in ("gpipe", "zb_h1", "looped_bfs", "interleaved_1f1b", "zbv", "auto"):
         told += bodies_agree(Gan, gan_body, places=(), pipeline=pipeline)
     return told
 
@@ -482,7 +482,7 @@ def inputs_that_need_gradients() -> list[Any]:
         return loss
 
     told = bodies_agree(models.Chain, usual, needs_grad=True)
-    told += bodies_agree(models.Chain, usual, needs_grad=True, places=(), pipeline="zb_v")
+    told += bodies_agree(models.Chain, usual, needs_grad=True, places=(), pipeline="zbv")
     return told + bodies_agree(models.Chain, everywhere, needs_grad=True)
 
 
@@ -494,7 +494,7 @@ def loss_with_parameters_of_its_own() -> list[Any]:
         return loss
 
     told = bodies_agree(models.Chain, body, outside=lambda: nn.Linear(WIDTH, 3))
-    for pipeline in ("simple", "zb_h1", "looped", "auto"):
+    for pipeline in ("gpipe", "zb_h1", "interleaved_1f1b", "auto"):
         told += bodies_agree(
             models.Chain, body, outside=lambda: nn.Linear(WIDTH, 3), places=(), pipeline=pipeline
         )

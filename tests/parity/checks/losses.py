@@ -33,7 +33,7 @@ def loss_from_several_partitions() -> None:
         return F.mse_loss(out["out"], batch["y"]) + 0.1 * extra
 
     same_as_alone(seeded(Net), vectors(), loss_of, places=numbered("blocks", [0, 1, 0, 1]))
-    same_as_alone(seeded(Net), vectors(), loss_of, places=numbered("blocks", [0, 0, 1, 1]), pipeline="simple")
+    same_as_alone(seeded(Net), vectors(), loss_of, places=numbered("blocks", [0, 0, 1, 1]), pipeline="gpipe")
 
 
 @check

@@ -161,7 +161,7 @@ def graphs_that_no_backward_pass_follows_are_freed() -> None:
 @check
 def simple_schedule_holds_many() -> None:
     """Forwards come first, so that the graphs of many microbatches live at once: counting works."""
-    found = peaks(train, [0, 0, 1, 1], pipeline="simple")
+    found = peaks(train, [0, 0, 1, 1], pipeline="gpipe")
     assert all(graphs > MANY // 4 for graphs, _ in found), found
 
 

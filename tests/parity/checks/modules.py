@@ -262,7 +262,7 @@ HOOKED: dict[str, Callable[[], nn.Module]] = {
 def hooks_write_what_their_module_computes_with() -> None:
     for made in HOOKED.values():
         nets = [seeded(lambda made=made: nn.Sequential(made(), nn.Tanh(), made(), made())) for _ in range(4)]
-        for pipeline in ("simple", "interleaved"):
+        for pipeline in ("gpipe", "1f1b"):
             places = {"0": 0, "2": 1, "3": 0}
             same_as_alone(nets.pop(), vectors(), places=places, alone=nets.pop(), pipeline=pipeline)
 
@@ -429,7 +429,7 @@ def checkpoints_inside_parts() -> None:
             return self.c(self.b(self.a(x)))
 
     for places in (ALTERNATING, None):
-        for pipeline in ("interleaved", "zb_h1"):
+        for pipeline in ("1f1b", "zb_h1"):
             same_as_alone(seeded(Net), vectors(), places=places, pipeline=pipeline)
 
 

@@ -103,5 +103,5 @@ def batch_norm_that_is_a_checkpointed_unit() -> None:
 
 @check
 def batch_norm_with_activation_checkpointing_by_weft() -> None:
-    for pipeline in ("interleaved", "simple"):
+    for pipeline in ("1f1b", "gpipe"):
         same(HALVES, None, mark=True, pipeline=pipeline)

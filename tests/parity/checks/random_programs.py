@@ -15,7 +15,7 @@ PROGRAMS, LENGTH = 200, 9
 WEIGHTS = [3, 4, 3, 2, 2, 1]
 """How often each kind of statement is drawn."""
 PARTS = "abcd"
-SCHEDULES = ["interleaved", "simple", "zb_h1", "list"]
+SCHEDULES = ["1f1b", "gpipe", "zb_h1", "list"]
 
 
 class Draw(NamedTuple):

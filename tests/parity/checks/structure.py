@@ -64,7 +64,7 @@ def pipeline_that_begins_and_ends_on_the_last_partition() -> None:
 @check
 def partition_visited_several_times_simple_schedule() -> None:
     places = numbered("blocks", [0, 1, 0, 1])
-    same_as_alone(seeded(models.Chain), vectors(), places=places, pipeline="simple")
+    same_as_alone(seeded(models.Chain), vectors(), places=places, pipeline="gpipe")
 
 
 @check

@@ -27,7 +27,7 @@ ROWS, LENGTH, CLASSES = 8, 6, WIDTH
 
 @check
 def fewer_rows_than_microbatches() -> None:
-    for pipeline in ("interleaved", "simple", "looped", "zb_h1", "zb_v", "auto"):
+    for pipeline in ("1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zbv", "auto"):
         model, alone = chain(pipeline=pipeline)
         for rows in (3, 8, 1, 2, 3):
             batch = vectors(rows=rows)[0]

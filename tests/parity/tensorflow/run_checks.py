@@ -523,7 +523,7 @@ def other_schedules(partitions: int) -> None:
     x, y = data()
     expected = plain_gradients(build(layers=6), x, y)
     for settings in (
-        {"pipeline": "simple"}, {"pipeline": "looped"}, {"pipeline": "looped_bfs"}, {"pipeline": "list"},
+        {"pipeline": "gpipe"}, {"pipeline": "interleaved_1f1b"}, {"pipeline": "looped_bfs"}, {"pipeline": "list"},
         {"pipeline": "auto"}, {"optimize": "memory"}, {"active_microbatches": 1},
     ):  # fmt: skip
         begin(partitions, **settings)

@@ -69,9 +69,9 @@ def test_the_command_compares_three_steps(
     script.write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", PATHS["PYTHONPATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert main(["verify", "-n", "2", "--schedules", "simple", str(script), kind]) == code
-    lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("simple")]
-    assert [line[:2] for line in lines] == [["simple", str(step)] for step in (1, 2, 3)]
+    assert main(["verify", "-n", "2", "--schedules", "gpipe", str(script), kind]) == code
+    lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("gpipe")]
+    assert [line[:2] for line in lines] == [["gpipe", str(step)] for step in (1, 2, 3)]
     for line in lines:
         assert (line[4:] == ["equal"]) == (kind == "right"), line
 
@@ -80,4 +80,4 @@ def test_schedules_that_split_backward_passes_are_left_out() -> None:
     from weft.cli.verify import refusal
 
     assert refusal("zb_h1", None, "tensorflow").startswith("TensorFlow takes gradients as a whole")
-    assert not refusal("simple", None, "tensorflow") and not refusal("zb_h1", None)
+    assert not refusal("gpipe", None, "tensorflow") and not refusal("zb_h1", None)

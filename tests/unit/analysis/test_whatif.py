@@ -58,7 +58,7 @@ def test_more_microbatches_leave_the_bubble_of_that_number():
         analysis.replay,
         stages_of(analysis.replay, analysis.partitions, {}),
         analysis.partitions,
-        "interleaved",
+        "1f1b",
     )
     assert present is not None
     assert present.step(32).bubble == pytest.approx(3 / 35)

@@ -132,6 +132,22 @@ CASES = [
         "        print", "if step % 10 == 0: print(f'{loss} now')",
     ),
     Case(
+        "read_in_loop", SLOW, changed(COPIES, (STEPPED, f"        print(step, loss)\n{STEPPED}")),
+        "        print", "if step % 10 == 0: print(step, loss)",
+    ),
+    Case(
+        "graph_kept", SLOW, changed(COPIES, (STEPPED, f"        total += loss\n{STEPPED}")),
+        "        total", "total += loss.detach()",
+    ),
+    Case(
+        "saved_each_step", SLOW, changed(COPIES, (STEPPED, f"{STEPPED}\n        torch.save(step, str(step))")),
+        "        torch.save", "if step % 1000 == 0: torch.save(step, str(step))",
+    ),
+    Case(
+        "cache_emptied_each_step", SLOW, changed(COPIES, (STEPPED, f"{STEPPED}\n        torch.cuda.empty_cache()")),
+        "        torch.cuda", "# leave out torch.cuda.empty_cache()",
+    ),
+    Case(
         "refused_in_step", WRONG, changed(RIGHT, ("    return loss", "    optimizer.step()\n    return loss")),
         "    optimizer.step", "train_step(...)  # and in the loop, before or after it: optimizer.step()",
     ),

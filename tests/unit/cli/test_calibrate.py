@@ -54,7 +54,7 @@ def off(text: str) -> list[tuple[float, float]]:
 
 def test_the_file_is_corrected_and_the_changes_are_told(folder: Path, capsys):
     text = told(capsys, "out", "--machine", "mine.json")
-    assert text.startswith("out: data 1, pipeline 2, interleaved, microbatch 8, 4 microbatches\n")
+    assert text.startswith("out: data 1, pipeline 2, 1f1b, microbatch 8, 4 microbatches\n")
     assert "6 usual steps of " in text and text.endswith("mine.json has these figures now.\n")
     ((before, now),) = off(text)
     assert now < 10 < before
@@ -82,7 +82,7 @@ def test_of_another_machine_a_new_file_is_made(folder: Path, capsys):
 def test_several_recordings(capsys):
     text = told(capsys, "out", "twice", "--machine", "mine.json")
     assert len(off(text)) == 2
-    assert "out: data 1" in text and "\ntwice: data 1, pipeline 2, interleaved, microbatch 16" in text
+    assert "out: data 1" in text and "\ntwice: data 1, pipeline 2, 1f1b, microbatch 16" in text
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,10 @@ def test_named_hosts_are_reached_by_ssh(jobs, script, monkeypatch):
             ["--config", "{}", "--distribution", json.dumps(DISTRIBUTION)],
             "--config and the parameters of --distribution are both settings",
         ),
-        (["-n", "3", "--distribution", json.dumps(DISTRIBUTION)], "partitions is 2, but the job has 3"),
+        (
+            ["-n", "3", "--distribution", json.dumps(DISTRIBUTION)],
+            "3 processes cannot be divided into pipelines of 2",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(arguments, text, jobs, script, capsys):

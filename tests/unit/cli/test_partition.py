@@ -41,7 +41,7 @@ def test_a_profile(partitions, largest_ms, capsys):
     for one in found["partitions"]:
         units = [known[name] for name in one["units"]]
         stages.append(StageCost(sum(u.forward_ms for u in units), sum(u.backward_ms for u in units)))
-    made = make("interleaved", partitions, 8)
+    made = make("1f1b", partitions, 8)
     assert found["step_ms"] == pytest.approx(simulate(made.ranks, made.rank_of_stage, stages).step_s)
     names = [name for one in found["partitions"] for name in one["units"]]
     assert names[:2] == ["node1", "node2"] and len(names) == len(set(names)) == 41
@@ -75,7 +75,7 @@ def test_tables(graph, capsys):
         "        1      2    6.000        0.000       2 KiB   9 KiB  16 KiB   100.0%",
         "",
         "largest partition: 6.000 ms, 100.0% of the mean (the least possible)",
-        "a step of 2 microbatches by interleaved: 18.000 ms (weft simulate tries all schedules)",
+        "a step of 2 microbatches by 1f1b: 18.000 ms (weft simulate tries all schedules)",
     ]
 
 

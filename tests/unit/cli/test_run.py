@@ -126,7 +126,10 @@ def test_mpirun_must_be_there(jobs, script, monkeypatch, capsys):
         (["-n", "2"], "no script is given: weft run -n 2 train.py"),
         (["-n", "2", "nowhere.py"], 'there is no file "nowhere.py"'),
         (["-n", "2", "--set", "micro_batches=2", "x.py"], 'did you mean "microbatches"?'),
-        (["-n", "3", "--set", "partitions=2", "x.py"], "partitions is 2, but the job has 3 processes"),
+        (
+            ["-n", "3", "--set", "partitions=2", "x.py"],
+            "3 processes cannot be divided into pipelines of 2 partitions",
+        ),
         (["-n", "2", "--timeout-wait", "-1", "x.py"], "wait_timeout is -1.0"),
     ],
 )

@@ -45,11 +45,11 @@ def test_the_figures_are_those_of_the_simulation(graph: Path, capsys):
         "--microbatches",
         8,
         "--schedule",
-        "interleaved",
+        "1f1b",
         "--link",
         "1GB/s,1ms",
     )
-    made = make("interleaved", 4, 8)
+    made = make("1f1b", 4, 8)
     stage = StageCost(0.002, 0.004, 0.002, 0.002, MIB, MIB, 2 * MIB, 2 * MIB, 2 * MIB)
     step = simulate(made.ranks, made.rank_of_stage, [stage] * 4, Links.uniform(Link.parse("1GB/s,1ms")))
     assert found["step_ms"] == pytest.approx(step.step_s * 1e3)
@@ -88,12 +88,12 @@ def test_a_limit_on_memory_changes_the_choice(graph: Path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "stages", "option"),
     [
-        (["--schedule", "looped", "--chunks", "4"], 8, "looped, 4 chunks"),
+        (["--schedule", "interleaved_1f1b", "--chunks", "4"], 8, "interleaved_1f1b, 4 chunks"),
         (["--schedule", "looped_bfs"], 4, "looped_bfs"),
-        (["--schedule", "zb_v"], 4, "zb_v"),
+        (["--schedule", "zbv"], 4, "zbv"),
         (["--schedule", "zb_h1", "--active", "1"], 2, "zb_h1, 1 active"),
-        (["--schedule", "list", "--chunks", "1"], 2, "list on interleaved"),
-        (["--schedule", "list", "--chunks", "3"], 6, "list on looped, 3 chunks"),
+        (["--schedule", "list", "--chunks", "1"], 2, "list on 1f1b"),
+        (["--schedule", "list", "--chunks", "3"], 6, "list on interleaved_1f1b, 3 chunks"),
         (["--schedule", "list"], None, "list on "),
     ],
 )
@@ -106,15 +106,15 @@ def test_schedules_by_name(arguments: list[str], stages: int | None, option: str
 
 def test_a_schedule_from_a_file(graph: Path, tmp_path: Path, capsys):
     csv = tmp_path / "schedule.csv"
-    csv.write_text(to_csv(make("zb_v", 2, 5)))
+    csv.write_text(to_csv(make("zbv", 2, 5)))
     found = report(capsys, graph, "--partitions", 2, "--schedule", "file", "--csv", csv)
-    same = report(capsys, graph, "--partitions", 2, "--schedule", "zb_v", "--microbatches", 5)
+    same = report(capsys, graph, "--partitions", 2, "--schedule", "zbv", "--microbatches", 5)
     assert found["microbatches"] == 5 and found["rank_of_stage"] == [0, 1, 1, 0]
     assert found["step_ms"] == pytest.approx(same["step_ms"])
 
 
 def test_hosts(graph: Path, capsys):
-    arguments = [graph, "--partitions", 4, "--schedule", "interleaved", "--link", "100GB/s"]
+    arguments = [graph, "--partitions", 4, "--schedule", "1f1b", "--link", "100GB/s"]
     near = report(capsys, *arguments)
     assert (
         near["step_ms"]
@@ -126,13 +126,13 @@ def test_hosts(graph: Path, capsys):
 
 
 def test_a_page_a_picture_and_a_timeline(graph: Path, tmp_path: Path, capsys):
-    arguments = [graph, "--partitions", 2, "--schedule", "interleaved", "--link", "1GB/s"]
+    arguments = [graph, "--partitions", 2, "--schedule", "1f1b", "--link", "1GB/s"]
     html, out = tmp_path / "plan.html", tmp_path / "plan.json"
     found = report(capsys, *arguments, "--html", html, "--out", out)
     timeline = Timeline.from_json(out.read_text())
     assert timeline.duration_s * 1e3 == pytest.approx(found["step_ms"])
     text = html.read_text()
-    assert "<title>eight.graph.json: interleaved, 2 microbatches</title>" in text
+    assert "<title>eight.graph.json: 1f1b, 2 microbatches</title>" in text
     (shown,) = json.loads(text.split('<script id="data" type="application/json">')[1].split("</script>")[0])[
         "timelines"
     ]
@@ -145,9 +145,9 @@ def test_a_page_a_picture_and_a_timeline(graph: Path, tmp_path: Path, capsys):
 
 
 def test_a_profile_is_read_too(capsys):
-    assert main(["simulate", str(PROFILE), "--partitions", "2", "--schedule", "simple"]) == 0
+    assert main(["simulate", str(PROFILE), "--partitions", "2", "--schedule", "gpipe"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "simple: 2 stages on 2 ranks, 2 microbatches"
+    assert lines[0] == "gpipe: 2 stages on 2 ranks, 2 microbatches"
     assert lines[3].split() == ["rank", "units", "warm-up", "steady", "drain", "transfer", "peak"]
     assert [line.split()[0] for line in lines[5:]] == ["0", "1"]
 
@@ -162,11 +162,11 @@ def test_a_profile_is_read_too(capsys):
         ),
         (
             ["{graph}", "--partitions", "2", "--chunks", "2"],
-            "--chunks is for --schedule looped or looped_bfs or list, ",
+            "--chunks is for --schedule interleaved_1f1b or looped_bfs or list, ",
         ),
         (
-            ["{graph}", "--partitions", "2", "--schedule", "zb_v", "--active", "2"],
-            "not for zb_v: leave it out",
+            ["{graph}", "--partitions", "2", "--schedule", "zbv", "--active", "2"],
+            "not for zbv: leave it out",
         ),
         (
             ["{graph}", "--partitions", "2", "--schedule", "file"],
@@ -200,14 +200,14 @@ def test_a_profile_is_read_too(capsys):
             ["{graph}", "--partitions", "2", "--memory-weight", "2"],
             "--memory-weight is 2.0: it must be a number from 0",
         ),
-        (["{graph}", "--partitions", "9", "--schedule", "simple"], "8 units are not enough for 9 stages"),
+        (["{graph}", "--partitions", "9", "--schedule", "gpipe"], "8 units are not enough for 9 stages"),
         (
-            ["{graph}", "--partitions", "2", "--schedule", "simple", "--memory", "1MiB"],
-            "simple is not possible: rank 0 ",
+            ["{graph}", "--partitions", "2", "--schedule", "gpipe", "--memory", "1MiB"],
+            "gpipe is not possible: rank 0 ",
         ),
         (
-            ["{graph}", "--partitions", "2", "--schedule", "looped", "--chunks", "1"],
-            'chunks is 1, "looped" takes 2 chunks',
+            ["{graph}", "--partitions", "2", "--schedule", "interleaved_1f1b", "--chunks", "1"],
+            'chunks is 1, "interleaved_1f1b" takes 2 chunks',
         ),
         (["nowhere.json", "--partitions", "2"], '"nowhere.json" cannot be read (No such file or directory'),
         (["{folder}", "--partitions", "2"], "cannot be read (Is a directory"),
@@ -231,7 +231,7 @@ def test_a_profile_is_read_too(capsys):
             "the stages are on the ranks 1, 0: units are placed on stages that are dealt out in turn or as a V",
         ),
         (
-            ["{graph}", "--partitions", "2", "--schedule", "simple", "--html", "{folder}"],
+            ["{graph}", "--partitions", "2", "--schedule", "gpipe", "--html", "{folder}"],
             "cannot be written: Is a directory",
         ),
     ],
@@ -270,7 +270,7 @@ def test_an_illegal_schedule_is_shown(graph: Path, tmp_path: Path, capsys):
 
 def test_replicas_add_up_gradients_and_may_share_states(graph: Path, capsys):
     """A unit of 1 MiB takes 4 MiB with gradients and moments, of which two replicas share 2 MiB."""
-    asked = [graph, "--partitions", "2", "--schedule", "interleaved", "--link", "1GB/s"]
+    asked = [graph, "--partitions", "2", "--schedule", "1f1b", "--link", "1GB/s"]
     alone, whole, shared = (
         report(capsys, *asked, *more)
         for more in ([], ["--replicas", "2"], ["--replicas", "2", "--shard-optimizer-state"])

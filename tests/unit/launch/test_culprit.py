@@ -62,13 +62,11 @@ def test_a_victim_is_blamed_if_nobody_else_can_be():
 
 def test_a_victim_whose_peer_came_to_its_end_blames_that():
     left = Sign(State.FINISHING, pid=41, step=3, host="node")
-    victim = replace(failure(0, 8.9, victim=True), peer=1)
+    victim = replace(failure(0, 8.9, victim=True), peer=1, line="at train.py, line 9, in <module>: step(x)")
     found = blame([End(0, 40, 1, 9.0)], [victim], {0: RUNNING, 1: left})
     assert found is not None and (found.rank, found.code) == (1, 1)
-    assert (
-        found.headline
-        == "rank 1 on node (pid 41) left at step 3 while rank 0 still needs it: step 3, forward"
-    )
+    text = "rank 1 on node (pid 41) left at step 3 while rank 0 still needs it: step 3, forward"
+    assert (found.headline, found.details) == (text, "rank 0 stood at train.py, line 9, in <module>: step(x)")
 
 
 def test_ranks_that_the_launcher_ended_are_not_blamed():

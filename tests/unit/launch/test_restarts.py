@@ -125,5 +125,5 @@ def test_a_job_goes_on_with_the_hosts_that_are_left(capsys: pytest.CaptureFixtur
     assert again.without(replace(job, least_hosts=0), ["b"]) == (replace(job, least_hosts=0), "")
     odd = replace(job, environ={"WEFT_SET": '{"partitions": 3}'})
     assert again.without(odd, ["b"])[1].startswith(
-        "without b there are 4 ranks, which the settings do not fit: partitions is 3"
+        "without b there are 4 ranks, which the settings do not fit: 4 processes cannot be divided"
     )

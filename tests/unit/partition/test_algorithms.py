@@ -303,4 +303,4 @@ def test_a_placement_that_breaks_rules_is_refused():
 def test_one_chunk_of_1f1b(partitions, microbatches):
     held = in_flight(partitions, microbatches)
     assert held == tuple(min(microbatches, partitions - r) for r in range(partitions))
-    assert in_flight(partitions, microbatches, schedule="simple") == (microbatches,) * partitions
+    assert in_flight(partitions, microbatches, schedule="gpipe") == (microbatches,) * partitions

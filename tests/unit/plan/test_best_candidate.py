@@ -29,19 +29,19 @@ def candidate(where, graph=CHAIN, name="given"):
 
 def test_a_chain_of_stages_runs_by_the_pattern():
     best = best_by_step(CHAIN, [candidate((0, 0, 1, 1))], 2, 4, FREE)
-    assert best.chosen.schedule.ranks == make("interleaved", 2, 4).ranks
+    assert best.chosen.schedule.ranks == make("1f1b", 2, 4).ranks
     assert best.stage_of_unit == (0, 0, 1, 1) and best.chosen.schedule.rank_of_stage == (0, 1)
     assert best.chosen.step_s == pytest.approx(5 * 6e-3)
-    simple = best_by_step(CHAIN, [candidate((0, 0, 1, 1))], 2, 4, FREE, options=[Option("simple")])
-    assert simple.chosen.schedule.ranks == make("simple", 2, 4).ranks
-    looped = Option("looped", chunks=2)
+    simple = best_by_step(CHAIN, [candidate((0, 0, 1, 1))], 2, 4, FREE, options=[Option("gpipe")])
+    assert simple.chosen.schedule.ranks == make("gpipe", 2, 4).ranks
+    looped = Option("interleaved_1f1b", chunks=2)
     best = best_by_step(CHAIN, [candidate((0, 1, 0, 1))], 2, 4, FREE, options=[looped])
-    assert best.chosen.schedule.ranks == make("looped", 2, 4, chunks=2).ranks
+    assert best.chosen.schedule.ranks == make("interleaved_1f1b", 2, 4, chunks=2).ranks
 
 
 def test_stages_of_no_pattern_run_by_list_scheduling():
     best = best_by_step(CHAIN, [candidate((0, 1, 1, 0))], 2, 4, LINKS)
-    assert str(best.chosen.option) == "list on interleaved"
+    assert str(best.chosen.option) == "list on 1f1b"
     assert best.chosen.schedule.rank_of_stage == (0, 1, 0) and best.stage_of_unit == (0, 1, 1, 2)
     check(best.chosen.schedule)
     assert not any(action.kind in "IW" for row in best.chosen.schedule.ranks for action in row)
@@ -94,14 +94,12 @@ def test_which_options_a_job_asks_for():
     def asked(**given):
         return [*map(str, asked_options(Settings(partitions=2, **given)))]
 
-    assert asked(pipeline="interleaved", active_microbatches=3) == ["interleaved, 3 active"]
-    assert asked(pipeline="looped", chunks=3) == ["looped, 3 chunks"]
-    assert asked(pipeline="list") == ["list on interleaved"]
-    assert asked(pipeline="auto") == ["interleaved", "simple", "list on interleaved"]
+    assert asked(pipeline="1f1b", active_microbatches=3) == ["1f1b, 3 active"]
+    assert asked(pipeline="interleaved_1f1b", chunks=3) == ["interleaved_1f1b, 3 chunks"]
+    assert asked(pipeline="list") == ["list on 1f1b"]
+    assert asked(pipeline="auto") == ["1f1b", "gpipe", "list on 1f1b"]
     for name in (name for name, kind in KINDS.items() if kind.splits):
-        with pytest.raises(
-            UsageError, match=f'"{name}", which splits backward passes.* write one of interleaved'
-        ):
+        with pytest.raises(UsageError, match=f'"{name}", which splits backward passes.* write one of 1f1b'):
             asked(pipeline=name)
     with pytest.raises(UsageError, match='pipeline is "file", which comes from a file'):
         asked(pipeline="file")

@@ -14,16 +14,16 @@ from weft.schedule import make
 GRAPH = Graph(Unit(f"u{i}", 1.0, 2.0, 100, 10) for i in range(16))
 
 
-@pytest.mark.parametrize("name", ["simple", "interleaved", "zb_h1", "zb_v", "looped"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "zbv", "interleaved_1f1b"])
 def test_actions_of_patterns_are_counted(name):
-    made = make(name, 4, 8, chunks=2 if name == "looped" else None)
-    option = Option(name, chunks=2 if name == "looped" else None)
+    made = make(name, 4, 8, chunks=2 if name == "interleaved_1f1b" else None)
+    option = Option(name, chunks=2 if name == "interleaved_1f1b" else None)
     assert actions_of(option, 4, 8) == sum(map(len, made.ranks))
 
 
 def test_options_that_cannot_be_cost_nothing():
     assert actions_of(Option("v_min", chunks=3), 4, 8) == 0
-    assert len(affordable([Option("v_min", chunks=3), Option("simple")], 4, 8, False, most=1)) == 1
+    assert len(affordable([Option("v_min", chunks=3), Option("gpipe")], 4, 8, False, most=1)) == 1
 
 
 def test_small_searches_try_all():
@@ -36,7 +36,7 @@ def test_large_searches_try_what_is_worth_most(limited):
     every = options(64, 256)
     taken = affordable(every, 64, 256, limited)
     assert sum(actions_of(one, 64, 256) for one in taken) <= 500_000
-    assert {"interleaved", "zb_h1", "zb_v", "looped"} <= {one.schedule for one in taken}
+    assert {"1f1b", "zb_h1", "zbv", "interleaved_1f1b"} <= {one.schedule for one in taken}
     assert not any(one.recompute or one.like for one in taken)
     assert taken == [one for one in every if one in taken]
 

@@ -47,7 +47,7 @@ def test_nothing_moves_where_no_rank_is_late():
     assert shift_cuts(costs, split(costs, 2), 2, 0.0) == split(costs, 2)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "simple"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("loads", [(4.0, 4.0), (5.0, 3.5), (3.0, 5.0), (3.0, 4.0, 2.0), (2.0, 2.0, 3.0, 1.0)])
 def test_a_simulated_step_takes_no_less(schedule: str, loads: tuple[float, ...]):
     """Loads are those of all 8 microbatches, a third of each forward. Exact where the last rank is the slowest."""
@@ -55,7 +55,7 @@ def test_a_simulated_step_takes_no_less(schedule: str, loads: tuple[float, ...])
     made = make(schedule, len(loads), 8)
     step_s = simulate(made.ranks, made.rank_of_stage, stages).step_s
     assert step_s >= least_step(loads, 1 / 8) - 1e-9
-    if schedule == "interleaved" and loads[-1] == max(loads):
+    if schedule == "1f1b" and loads[-1] == max(loads):
         assert step_s == pytest.approx(least_step(loads, 1 / 8))
 
 
@@ -64,7 +64,7 @@ def test_a_simulated_step_takes_no_less(schedule: str, loads: tuple[float, ...])
 def test_the_best_of_the_parts_is_near_the_best_of_all_cuts(count: int, most: float, microbatches: int):
     """Simulated as weft runs 1F1B, with one more microbatch in flight; `most`: by how much it is longer on average."""
     draw = random.Random(10 * count + microbatches)
-    made = make("interleaved", count, microbatches)
+    made = make("1f1b", count, microbatches)
 
     def step_s(loads: list[float]) -> float:
         stages = [StageCost(forward * load, (1 - forward) * load) for load in loads]

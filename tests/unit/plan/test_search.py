@@ -99,18 +99,18 @@ def test_the_best_is_the_option_with_the_least_simulated_step(ranks, microbatche
     assert rounded == sorted(rounded)
 
 
-@pytest.mark.parametrize(("looped_s", "best"), [(0.99, "interleaved"), (0.97, "looped")])
+@pytest.mark.parametrize(("looped_s", "best"), [(0.99, "1f1b"), (0.97, "interleaved_1f1b")])
 def test_a_stage_more_on_a_rank_must_gain_two_percent(looped_s: float, best: str):
     def found(name: str, step_s: float) -> Found:
         return Found(Option(name), schedule=schedule.make(name, ranks=2, microbatches=2), step_s=step_s)
 
-    assert min(found("interleaved", 1.0), found("looped", looped_s), key=merit).option.schedule == best
+    assert min(found("1f1b", 1.0), found("interleaved_1f1b", looped_s), key=merit).option.schedule == best
 
 
 def test_a_published_step_is_found():
-    found = search(4, 8, evenly, FREE, tried=[Option("interleaved"), Option("simple")])
+    found = search(4, 8, evenly, FREE, tried=[Option("1f1b"), Option("gpipe")])
     assert [one.step_s for one in found] == pytest.approx([33.0, 33.0])
-    assert found[0].option == Option("interleaved"), "of equal steps the one with less memory"
+    assert found[0].option == Option("1f1b"), "of equal steps the one with less memory"
     assert found[0].bubble == pytest.approx(3 / 11)
 
 
@@ -148,7 +148,7 @@ def test_options_are_distinct_and_cover_the_schedules():
     found = options(8, 32)
     assert len(set(found)) == len(found)
     assert {option.schedule for option in found} == {*schedule.CHUNKS, "list"}
-    assert {option.chunks for option in found if option.schedule == "looped"} == {2, 3, 4}
+    assert {option.chunks for option in found if option.schedule == "interleaved_1f1b"} == {2, 3, 4}
     assert {option.active for option in found if option.schedule == "zb_h1"} == {None, 4, 2, 1}
     assert sum(option.recompute for option in found) * 2 == len(found)
     assert {option.active for option in options(1, 8)} == {None}
@@ -157,8 +157,8 @@ def test_options_are_distinct_and_cover_the_schedules():
 @pytest.mark.parametrize(
     ("option", "text"),
     [
-        (Option("interleaved", active=2), "interleaved, 2 active"),
-        (Option("looped", chunks=3, recompute=True), "looped, 3 chunks, recompute"),
+        (Option("1f1b", active=2), "1f1b, 2 active"),
+        (Option("interleaved_1f1b", chunks=3, recompute=True), "interleaved_1f1b, 3 chunks, recompute"),
         (Option("list", like="v", splits=True), "list on v, I and W"),
     ],
 )
@@ -171,20 +171,20 @@ def test_the_name_of_an_option(option: Option, text: str):
 
 def test_what_does_not_fit_falls_out():
     limit = [600] * 4  # 4 x 50 for parameters; 1F1B keeps up to 4 x 100
-    tried = [Option("simple"), Option("interleaved"), Option("interleaved", active=2)]
+    tried = [Option("gpipe"), Option("1f1b"), Option("1f1b", active=2)]
     found = search(4, 8, evenly, FREE, memory_bytes=limit, tried=tried)
     assert [(str(one.option), one.fault) for one in found] == [
-        ("interleaved", ""),
-        ("interleaved, 2 active", ""),
-        ("simple", "rank 0 needs 1000 B, it has 600 B"),
+        ("1f1b", ""),
+        ("1f1b, 2 active", ""),
+        ("gpipe", "rank 0 needs 1000 B, it has 600 B"),
     ]
     found = search(4, 8, evenly, FREE, memory_bytes=[599, 600, 600, 600], tried=tried)
-    assert [str(one.option) for one in found if not one.fault] == ["interleaved, 2 active"]
+    assert [str(one.option) for one in found if not one.fault] == ["1f1b, 2 active"]
     assert one_of(found, tried[1]).fault == "rank 0 needs 600 B, it has 599 B"
 
 
 def test_list_scheduling_keeps_to_the_memory():
-    option = Option("list", like="interleaved")
+    option = Option("list", like="1f1b")
     (found,) = search(4, 8, evenly, FREE, memory_bytes=[400] * 4, tried=[option])
     assert not found.fault and max(found.peak_bytes) <= 400
     (free,) = search(4, 8, evenly, FREE, tried=[option])
@@ -211,7 +211,7 @@ def test_recomputing_counts_one_microbatch_as_a_whole():
     assert stages[0].activation_bytes == 0 and stages[0].transient_bytes == 100
     assert stages[1].activation_bytes == 10 and stages[1].transient_bytes == 90
     assert (stages[1].backward_s, stages[1].input_s, stages[1].weight_s) == pytest.approx((3.0, 2.1, 1.2))
-    (found,) = search(2, 4, evenly, FREE, tried=[Option("simple", recompute=True)])
+    (found,) = search(2, 4, evenly, FREE, tried=[Option("gpipe", recompute=True)])
     assert found.peak_bytes == (4 * 50 + 100, 4 * 50 + 4 * 10 + 90)
     (found,) = search(2, 4, evenly, FREE, tried=[Option("zb_h1", recompute=True)])
     assert found.peak_bytes[0] >= 4 * 50 + 100 and found.peak_bytes[1] >= 4 * 50 + 100
@@ -229,9 +229,9 @@ def test_recomputing_makes_a_large_step_fit():
         evenly,
         FREE,
         memory_bytes=[450, 450],
-        tried=[Option("simple"), Option("simple", recompute=True)],
+        tried=[Option("gpipe"), Option("gpipe", recompute=True)],
     )
-    assert [str(one.option) for one in found if not one.fault] == ["simple, recompute"]
+    assert [str(one.option) for one in found if not one.fault] == ["gpipe, recompute"]
 
 
 def test_a_limit_for_each_rank_is_needed():
@@ -247,11 +247,11 @@ def test_units_are_placed_anew_where_that_makes_an_option_fit():
         return Placed(tuple(replace(STAGE, parameter_bytes=size) for size in sizes))
 
     def within(option: Option) -> Placed:
-        if option.schedule == "simple":
+        if option.schedule == "gpipe":
             raise PlacementError("no way")
         return evenly((0, 1))
 
-    tried = [Option("interleaved"), Option("zb_h1"), Option("simple")]
+    tried = [Option("1f1b"), Option("zb_h1"), Option("gpipe")]
     found = search(2, 4, lopsided, FREE, memory_bytes=[400, 400], tried=tried, within=within)
     assert not one_of(found, tried[0]).fault and not one_of(found, tried[1]).fault
     assert one_of(found, tried[2]).fault == "rank 0 needs 760 B, it has 400 B", "why it was asked"
@@ -275,9 +275,9 @@ def test_a_placement_that_cannot_be_is_a_reason():
 
 
 def test_an_option_that_is_none_is_a_reason():
-    (found,) = search(2, 4, evenly, FREE, tried=[Option("looped", chunks=1)])
-    assert found.fault == 'chunks is 1, "looped" takes 2 chunks a rank or more'
-    (found,) = search(2, 4, evenly, FREE, tried=[Option("interleaved", active=0)])
+    (found,) = search(2, 4, evenly, FREE, tried=[Option("interleaved_1f1b", chunks=1)])
+    assert found.fault == 'chunks is 1, "interleaved_1f1b" takes 2 chunks a rank or more'
+    (found,) = search(2, 4, evenly, FREE, tried=[Option("1f1b", active=0)])
     assert found.fault == "active is 0, it must be at least 1"
 
 
@@ -286,7 +286,7 @@ def test_costs_without_halves_are_for_whole_backward_passes():
         return Placed(tuple(StageCost(1.0, 2.0) for _ in layout))
 
     for one in search(2, 4, place, FREE):
-        splits = one.option.splits or one.option.schedule in ("zb_h1", "zb_v", "v_half", "v_min", "dualpipev")
+        splits = one.option.splits or one.option.schedule in ("zb_h1", "zbv", "v_half", "v_min", "dualpipev")
         assert bool(one.fault) == splits
         assert one.fault in ("", "what I and W take by themselves is not known")
 
@@ -295,7 +295,7 @@ def test_a_rank_that_is_visited_again_is_for_list():
     def place(layout: Sequence[int]) -> Placed:
         return Placed((STAGE,) * 3, rank_of_stage=(0, 1, 0))
 
-    tried = [Option("interleaved"), Option("list", like="interleaved")]
+    tried = [Option("1f1b"), Option("list", like="1f1b")]
     found = search(2, 4, place, FREE, tried=tried)
     assert found[0].option == tried[1] and found[0].schedule.rank_of_stage == (0, 1, 0)
     assert found[1].fault == (
@@ -304,9 +304,9 @@ def test_a_rank_that_is_visited_again_is_for_list():
 
 
 def test_a_placement_with_too_few_stages_is_refused():
-    text = r"^the placement has 3 stages, but interleaved on 2 ranks has 2$"
+    text = r"^the placement has 3 stages, but 1f1b on 2 ranks has 2$"
     with pytest.raises(PlacementError, match=text):
-        search(2, 4, lambda layout: Placed((STAGE,) * 3), FREE, tried=[Option("interleaved")])
+        search(2, 4, lambda layout: Placed((STAGE,) * 3), FREE, tried=[Option("1f1b")])
 
 
 # --- what it says ----------------------------------------------------------------------------------------
@@ -328,23 +328,23 @@ def test_the_explanation():
     assert lines[6].startswith(f"slower: {good[5].option}; ")
     text = " ".join(" ".join(lines).split())
     assert "fell out: " in text
-    assert "8 units are not enough: looped, 3 chunks; looped, 4 chunks;" in text
-    assert "rank 0 needs 1000 B, it has 700 B: looped_bfs, 2 chunks; simple" in text
+    assert "8 units are not enough: interleaved_1f1b, 3 chunks; interleaved_1f1b, 4 chunks;" in text
+    assert "rank 0 needs 1000 B, it has 700 B: looped_bfs, 2 chunks; gpipe" in text
     for one in found:
         assert str(one.option) in text
     assert max(map(len, lines)) <= 110
 
 
 def test_the_explanation_where_nothing_is_possible():
-    found = search(2, 4, evenly, FREE, memory_bytes=[1, 1], tried=[Option("simple"), Option("interleaved")])
+    found = search(2, 4, evenly, FREE, memory_bytes=[1, 1], tried=[Option("gpipe"), Option("1f1b")])
     assert explain(found).splitlines() == [
         "no choice is possible",
         "fell out:",
-        "  rank 0 needs 400 B, it has 1 B: interleaved",
-        "  rank 0 needs 600 B, it has 1 B: simple",
+        "  rank 0 needs 400 B, it has 1 B: 1f1b",
+        "  rank 0 needs 600 B, it has 1 B: gpipe",
     ]
 
 
 def test_faults_come_last():
-    good, bad = Found(Option("simple"), step_s=9.0), Found(Option("simple"), fault="no")
+    good, bad = Found(Option("gpipe"), step_s=9.0), Found(Option("gpipe"), fault="no")
     assert sorted([bad, good], key=merit) == [good, bad]

@@ -136,7 +136,7 @@ def test_the_simulated_step_of_a_placement():
     assert simulated_s(slow, 8) == pytest.approx(8 * 6e-3 + 3 * 3e-3)
     assert simulated_s(placement, 8, LINKS) > simulated_s(placement, 8)
     assert simulated_s(placement, 8, option=Option("zb_h1")) < simulated_s(placement, 8)
-    again = simulated_s(placement, 8, option=Option("interleaved", recompute=True))
+    again = simulated_s(placement, 8, option=Option("1f1b", recompute=True))
     assert again == pytest.approx(11 * 4e-3)
 
 
@@ -152,10 +152,10 @@ def test_a_placement_with_a_visit_more_is_simulated_as_it_is():
 
 def test_what_placements_are_judged_by():
     graph = chain([1.0] * 8)
-    assert base_option(Problem(graph, 2)) == Option("interleaved")
-    assert base_option(Problem(graph, 2, layout="v")) == Option("interleaved")
-    assert base_option(Problem(graph, 2, chunks=3)) == Option("looped", chunks=3)
-    assert base_option(Problem(graph, 2, chunks=2, layout="v")) == Option("zb_v")
+    assert base_option(Problem(graph, 2)) == Option("1f1b")
+    assert base_option(Problem(graph, 2, layout="v")) == Option("1f1b")
+    assert base_option(Problem(graph, 2, chunks=3)) == Option("interleaved_1f1b", chunks=3)
+    assert base_option(Problem(graph, 2, chunks=2, layout="v")) == Option("zbv")
 
 
 @settings(max_examples=15, deadline=None)
@@ -163,9 +163,7 @@ def test_what_placements_are_judged_by():
     st.lists(st.floats(0.1, 9.0), min_size=6, max_size=12),
     st.integers(2, 3),
     st.integers(1, 8),
-    st.sampled_from(
-        [Option("interleaved"), Option("zb_h1"), Option("list", like="interleaved", splits=True)]
-    ),
+    st.sampled_from([Option("1f1b"), Option("zb_h1"), Option("list", like="1f1b", splits=True)]),
 )
 def test_refined_is_never_worse(times, ranks, microbatches, option):
     start = place(Problem(chain(times), ranks))
@@ -205,14 +203,16 @@ def test_units_are_placed_within_a_limit():
     graph = chain([1.0, 1.0, 1.0, 3.0])
     placer = Placer(graph, 2, 4, memory_bytes=(840, 1300))
     assert [stage.parameter_bytes for stage in placer((0, 1)).stages] == [300, 100]
-    placed = placer.within(Option("interleaved"))
+    placed = placer.within(Option("1f1b"))
     assert [stage.parameter_bytes for stage in placed.stages] == [200, 200]
     with pytest.raises(PlacementError, match="memory limits"):
-        placer.within(Option("simple"))
-    assert placer.within(Option("simple", recompute=True)).stages[0].parameter_bytes == 200
+        placer.within(Option("gpipe"))
+    assert placer.within(Option("gpipe", recompute=True)).stages[0].parameter_bytes == 200
 
 
-@pytest.mark.parametrize("name", ["interleaved", "simple", "zb_h1", "zb_v", "v_half", "looped", "looped_bfs"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "zb_h1", "zbv", "v_half", "interleaved_1f1b", "looped_bfs"]
+)
 def test_what_stages_hold(name):
     made = make(name, 3, 7)
     held = held_by_stage(made)
@@ -225,7 +225,7 @@ def test_choices_fit_the_memory_and_are_what_the_simulation_says():
     graph = chain([1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 2.0, 1.0])
     placer = Placer(graph, 2, 4, LINKS, memory_bytes=(1700, 1700))
     found = choices(
-        placer, [Option("interleaved"), Option("simple"), Option("zb_h1"), Option("simple", recompute=True)]
+        placer, [Option("1f1b"), Option("gpipe"), Option("zb_h1"), Option("gpipe", recompute=True)]
     )
     assert not found[0].fault and max(found[0].peak_bytes) <= 1700
     for one in found:
@@ -247,5 +247,5 @@ def test_tied_units_have_a_choice():
     found = choices(Placer(graph, 2, 4, LINKS))
     assert not found[0].fault
     steps = {str(one.option): one for one in found}
-    assert steps["interleaved"].fault == "" or "only list takes such stages" in steps["interleaved"].fault
-    assert not steps["list on interleaved"].fault
+    assert steps["1f1b"].fault == "" or "only list takes such stages" in steps["1f1b"].fault
+    assert not steps["list on 1f1b"].fault

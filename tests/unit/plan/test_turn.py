@@ -110,9 +110,9 @@ def test_the_best_turn_is_close_to_the_best_of_all_cuts(times: list[float], micr
 def test_it_beats_one_stage_a_rank_with_few_microbatches():
     """The last rank begins after a small stage, not after half of the model."""
     placer = Placer(graph_of([1.0] * 16), ranks=2, microbatches=4)
-    tried = [Option("list", like=like, splits=True) for like in ("interleaved", "v")]
+    tried = [Option("list", like=like, splits=True) for like in ("1f1b", "v")]
     found = {one.option.like: one.step_s for one in search(2, 4, placer, FREE, tried=tried)}
-    assert found["v"] < 0.95 * found["interleaved"]
+    assert found["v"] < 0.95 * found["1f1b"]
     assert found["v"] >= 4 * 16 * 3 / 2 / 1e3, "no step is shorter than half of the work"
 
 

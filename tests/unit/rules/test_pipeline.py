@@ -108,7 +108,7 @@ def test_many_microbatches_stay_where_fewer_would_stand_still():
 
 @pytest.mark.parametrize(
     ("pipeline", "bubble"),
-    [("interleaved", 3 / 11), ("simple", 3 / 11), ("looped", 3 / 19), ("auto", 3 / 11)],
+    [("1f1b", 3 / 11), ("gpipe", 3 / 11), ("interleaved_1f1b", 3 / 19), ("auto", 3 / 11)],
 )
 def test_the_bubble_of_a_schedule(pipeline: str, bubble: float):
     analysis = Analysis(replace(Recorded(settings={"pipeline": pipeline, "chunks": 2}).run()))

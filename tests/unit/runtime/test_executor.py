@@ -24,14 +24,14 @@ from weft.schedule.order import Order
 from weft.transport.channel import VALUE, Key, Mailbox, Message
 
 FOLLOWED = {
-    ("interleaved", 3, 4): (
+    ("1f1b", 3, 4): (
         "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
         "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
         "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3",
     ),
-    ("interleaved", 2, 2): ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
-    ("interleaved", 2, 1): ("0F0 0B0", "1F0 1B0"),
-    ("simple", 2, 3): ("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"),
+    ("1f1b", 2, 2): ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
+    ("1f1b", 2, 1): ("0F0 0B0", "1F0 1B0"),
+    ("gpipe", 2, 3): ("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"),
 }
 
 

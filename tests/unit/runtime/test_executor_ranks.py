@@ -15,7 +15,7 @@ from weft.errors import PeerError
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
 
-KINDS = st.sampled_from(["interleaved", "simple"])
+KINDS = st.sampled_from(["1f1b", "gpipe"])
 
 
 def make(stages: int, seed: int, slowest_s: float) -> list[Rank]:
@@ -26,7 +26,7 @@ def make(stages: int, seed: int, slowest_s: float) -> list[Rank]:
 
 
 def orders(kind: str, stages: int, microbatches: int, active: int) -> list[Order]:
-    limit = active if kind == "interleaved" else microbatches
+    limit = active if kind == "1f1b" else microbatches
     return [
         Order.of(actions, limit) for actions in schedule.make(kind, stages, microbatches, active=active).ranks
     ]
@@ -44,7 +44,7 @@ def test_a_chain_comes_to_its_end_within_the_limit(
     assert results == [[top + top - rank.number] * microbatches for rank in ranks]
     for rank, limit in zip(ranks, limits, strict=True):
         assert rank.peak <= limit.limit and not rank.held
-        if kind == "interleaved":
+        if kind == "1f1b":
             assert rank.peak <= active
         assert sorted(rank.did) == sorted(f"{phase}{i}" for phase in "FB" for i in range(microbatches))
 
@@ -52,7 +52,7 @@ def test_a_chain_comes_to_its_end_within_the_limit(
 @pytest.mark.parametrize("active", [1, 4, 6])
 def test_64_microbatches_hold_only_the_active_ones(active: int):
     ranks = make(4, 1, 1e-4)
-    results = run_all(ranks, lambda rank, index: chain(rank), orders("interleaved", 4, 64, active), 64)
+    results = run_all(ranks, lambda rank, index: chain(rank), orders("1f1b", 4, 64, active), 64)
     assert results == [[6 - rank.number] * 64 for rank in ranks]
     assert [rank.peak for rank in ranks] == [min(active, 4 - rank.number) for rank in ranks]
     for rank in ranks:
@@ -89,9 +89,7 @@ def test_microbatches_may_run_different_programs(programs: list[list[int]], seed
     """Early exits and skipped layers, which no list foresaw."""
     ranks = make(2, seed, 2e-4)
     count = len(programs)
-    results = run_all(
-        ranks, lambda rank, i: tour(rank, programs[i]), orders("interleaved", 2, count, 4), count
-    )
+    results = run_all(ranks, lambda rank, i: tour(rank, programs[i]), orders("1f1b", 2, count, 4), count)
     for index, visits in enumerate(programs):
         assert results[visits[0]][index] == 2 * len(visits)
 
@@ -116,7 +114,7 @@ def test_one_ranks_error_ends_all_and_names_it():
 
         return run
 
-    results = run_all(ranks, body, orders("interleaved", 3, 8, 5), 8)
+    results = run_all(ranks, body, orders("1f1b", 3, 8, 5), 8)
     assert isinstance(results[1], ValueError)
     for number in (0, 2):
         assert isinstance(results[number], PeerError)

@@ -21,12 +21,12 @@ def holds(name: str, ranks: int, microbatches: int, chunks: int, active: int | N
     """What the docstrings promise."""
     limit = min(microbatches, ranks if active is None else min(active, ranks))
     bounds = {
-        "simple": microbatches,
-        "interleaved": limit,
+        "gpipe": microbatches,
+        "1f1b": limit,
         "zb_h1": limit,
-        "looped": (chunks - 1) * len(group(microbatches, ranks)[0]) + 2 * (ranks - 1) + 1,
+        "interleaved_1f1b": (chunks - 1) * len(group(microbatches, ranks)[0]) + 2 * (ranks - 1) + 1,
         "looped_bfs": chunks * microbatches,
-        "zb_v": 2 * ranks,
+        "zbv": 2 * ranks,
         "dualpipev": 2 * ranks + 1,
         "v_half": ranks + 1 + (ranks % 2 == 0),
         "v_min": (2 * ranks + 8) // 3,

@@ -19,10 +19,11 @@ from weft.schedule import CHUNKS, ListCost, Schedule, in_flight, make
 from weft.schedule.generators.looped import group
 from weft.schedule.legal import check
 from weft.schedule.schedule import loop, vee
+from weft.schedule.table import SECOND_NAMES
 from weft.schedule.transfers import with_transfers
 
 UNIT = by_kind({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0})
-STRICT = ("simple", "interleaved", "zb_h1", "v_min")
+STRICT = ("gpipe", "1f1b", "zb_h1", "v_min")
 
 
 def rows(schedule: Schedule) -> list[str]:
@@ -31,18 +32,18 @@ def rows(schedule: Schedule) -> list[str]:
 
 def drawn(name: str) -> list[str]:
     """The table in the docstring of the generator's module."""
-    return re.findall(
-        r"rank \d: (.*)", importlib.import_module(f"weft.schedule.generators.{name}").__doc__ or ""
-    )
+    files = {new: old for old, new in SECOND_NAMES.items() if old != "zbv_zero_bubble"}
+    module = importlib.import_module(f"weft.schedule.generators.{files.get(name, name)}")
+    return re.findall(r"rank \d: (.*)", module.__doc__ or "")
 
 
 TABLES = {
-    "simple": (2, 3),
-    "interleaved": (3, 4),
-    "looped": (2, 4),
+    "gpipe": (2, 3),
+    "1f1b": (3, 4),
+    "interleaved_1f1b": (2, 4),
     "looped_bfs": (2, 3),
     "zb_h1": (3, 4),
-    "zb_v": (2, 3),
+    "zbv": (2, 3),
     "dualpipev": (2, 4),
     "v_half": (2, 3),
     "v_min": (2, 3),
@@ -59,7 +60,7 @@ def test_table_of_the_docstring(name: str):
     "name", ["1F1B", "GPipe", "Interleaved1F1B", "zbv", "ZBVZeroBubble", "DualPipeV", "zb-h1"]
 )
 def test_the_names_of_the_field(name: str):
-    ours = {"1": "interleaved", "G": "simple", "I": "looped", "z": "zb_v", "Z": "zb_v", "D": "dualpipev"}
+    ours = {"1": "1f1b", "G": "gpipe", "I": "interleaved_1f1b", "z": "zbv", "Z": "zbv", "D": "dualpipev"}
     expected = "zb_h1" if name == "zb-h1" else ours[name[0]]
     assert make(name, 2, 4).name == expected
     assert Settings(pipeline=name).pipeline == expected
@@ -67,7 +68,7 @@ def test_the_names_of_the_field(name: str):
 
 
 def test_interleaved_with_one_active_microbatch():
-    assert rows(make("interleaved", 2, 2, active=1)) == ["0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1"]
+    assert rows(make("1f1b", 2, 2, active=1)) == ["0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1"]
 
 
 def test_zb_h1_with_one_active_microbatch():
@@ -75,7 +76,7 @@ def test_zb_h1_with_one_active_microbatch():
 
 
 def test_fewer_microbatches_than_stages():
-    assert rows(make("interleaved", 3, 1)) == ["0F0 0B0", "1F0 1B0", "2F0 2B0"]
+    assert rows(make("1f1b", 3, 1)) == ["0F0 0B0", "1F0 1B0", "2F0 2B0"]
 
 
 @given(any_case())
@@ -128,9 +129,9 @@ def missing(schedule: Schedule, action) -> set[tuple[int, str, int]]:
 def test_the_layout_is_as_promised(case: Case):
     schedule = case.schedule
     ranks, chunks = len(schedule.ranks), schedule.stages // len(schedule.ranks)
-    is_vee = schedule.name in ("zb_v", "v_half", "v_min", "dualpipev")
+    is_vee = schedule.name in ("zbv", "v_half", "v_min", "dualpipev")
     assert schedule.rank_of_stage == (vee(ranks) if is_vee else loop(ranks, chunks))
-    split = schedule.name in ("zb_v", "v_half", "v_min", "zb_h1")
+    split = schedule.name in ("zbv", "v_half", "v_min", "zb_h1")
     kinds = {action.kind for row in schedule.ranks for action in row}
     assert kinds == set("FIW" if split else "FB") or (schedule.name == "dualpipev" and kinds <= set("FBIW"))
 
@@ -138,7 +139,7 @@ def test_the_layout_is_as_promised(case: Case):
 @given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
 def test_interleaved_holds_what_its_docstring_says(ranks: int, microbatches: int, active: int):
-    for rank, actions in enumerate(make("interleaved", ranks, microbatches, active=active).ranks):
+    for rank, actions in enumerate(make("1f1b", ranks, microbatches, active=active).ranks):
         assert in_flight(actions) == min(ranks - rank, active, microbatches)
 
 
@@ -149,15 +150,15 @@ def test_the_bounds_on_memory_are_reached(ranks: int, rounds: int, chunks: int):
     microbatches = ranks * rounds * 2
     peaks = {
         name: max(map(in_flight, make(name, ranks, microbatches, chunks=chunk).ranks))
-        for name, chunk in (*((name, None) for name in CHUNKS), ("looped", chunks))
+        for name, chunk in (*((name, None) for name in CHUNKS), ("interleaved_1f1b", chunks))
     }
-    assert peaks["zb_h1"] == peaks["interleaved"] == ranks
-    assert peaks["zb_v"] == 2 * ranks
+    assert peaks["zb_h1"] == peaks["1f1b"] == ranks
+    assert peaks["zbv"] == 2 * ranks
     assert peaks["dualpipev"] == 2 * ranks + (microbatches > 1)
     assert peaks["v_half"] == ranks + 1 + (ranks % 2 == 0)
     assert peaks["v_min"] >= (2 * ranks + 4) / 3
     if rounds > 1:
-        assert peaks["looped"] == (chunks - 1) * ranks + 2 * (ranks - 1) + 1
+        assert peaks["interleaved_1f1b"] == (chunks - 1) * ranks + 2 * (ranks - 1) + 1
 
 
 @given(st.integers(1, 20), st.integers(1, 200))
@@ -177,13 +178,13 @@ def test_bubbles_are_those_of_the_papers(p: int, m: int, v: int):
     def bubble(name: str, chunks: int = 1) -> float:
         return run(make(name, p, m, chunks=chunks), UNIT).step - 3 * chunks * m
 
-    assert bubble("simple") == bubble("interleaved") == 3 * (p - 1)
+    assert bubble("gpipe") == bubble("1f1b") == 3 * (p - 1)
     if m >= p:
-        assert bubble("looped", v) == 3 * (p - 1)
+        assert bubble("interleaved_1f1b", v) == 3 * (p - 1)
         assert bubble("looped_bfs", v) == 3 * (p - 1)
     if m >= 2 * p - 1:
         assert max(run(make("zb_h1", p, m), UNIT).own_bubble) == (p - 1)
-        assert max(run(make("zb_v", p, m), UNIT).own_bubble) == 0
+        assert max(run(make("zbv", p, m), UNIT).own_bubble) == 0
         assert bubble("v_half", 2) <= 3 * (p - 1)
     if m >= 2 * p:
         assert max(run(make("dualpipev", p, m), UNIT).own_bubble) == p - 1
@@ -195,7 +196,7 @@ def test_bubbles_are_those_of_the_papers(p: int, m: int, v: int):
 @settings(max_examples=60, deadline=None)
 def test_zb_h1_is_never_slower_than_interleaved(f: float, i: float, w: float, p: int, more: int):
     costs = by_kind({"F": f, "I": i, "W": w, "B": i + w})
-    h1, peer = (run(make(name, p, p + more), costs).step for name in ("zb_h1", "interleaved"))
+    h1, peer = (run(make(name, p, p + more), costs).step for name in ("zb_h1", "1f1b"))
     assert h1 <= peer * (1 + 1e-9)
 
 
@@ -208,20 +209,24 @@ ONE = [ListCost(0, 1.0, 1.0)]
         (
             ("other", 1, 1),
             {},
-            r'^there is no schedule "other", write one of interleaved, simple, .*, 1f1b, gpipe, .*$',
+            r'^there is no schedule "other", write one of 1f1b, gpipe, interleaved_1f1b, .*$',
         ),
-        (("simple", 0, 1), {}, "^ranks is 0, it must be at least 1$"),
+        (("gpipe", 0, 1), {}, "^ranks is 0, it must be at least 1$"),
         (
-            ("simple", 1, 0),
+            ("gpipe", 1, 0),
             {"active": 0, "chunks": 0},
             "microbatches is 0, it must be at least 1; active is 0, .*; chunks is 0, it must be at least 1$",
         ),
-        (("simple", 1, 1), {"chunks": 2}, '^chunks is 2, "simple" takes 1 for each rank$'),
-        (("zb_v", 1, 1), {"chunks": 1}, '^chunks is 1, "zb_v" takes 2 for each rank$'),
-        (("looped", 1, 1), {"chunks": 1}, '^chunks is 1, "looped" takes 2 chunks a rank or more$'),
+        (("gpipe", 1, 1), {"chunks": 2}, '^chunks is 2, "gpipe" takes 1 for each rank$'),
+        (("zbv", 1, 1), {"chunks": 1}, '^chunks is 1, "zbv" takes 2 for each rank$'),
+        (
+            ("interleaved_1f1b", 1, 1),
+            {"chunks": 1},
+            '^chunks is 1, "interleaved_1f1b" takes 2 chunks a rank or more$',
+        ),
         (("list", 1, 1), {"chunks": 2, "costs": ONE}, 'chunks is 2, but "list" has the stages of its input'),
-        (("simple", 1, 1), {"costs": ONE, "text": ""}, 'costs is for "list" only; text is for "file" only'),
-        (("simple", 1, 1), {"memory_bytes": [1]}, 'memory_bytes is for "list" only'),
+        (("gpipe", 1, 1), {"costs": ONE, "text": ""}, 'costs is for "list" only; text is for "file" only'),
+        (("gpipe", 1, 1), {"memory_bytes": [1]}, 'memory_bytes is for "list" only'),
         (("list", 1, 1), {}, '^"list" needs costs$'),
         (("file", 1, 1), {}, '^"file" needs text$'),
         (("list", 2, 1), {"costs": ONE}, "list is for 1 ranks and 1 microbatches, but there are 2 and 1"),

@@ -138,7 +138,7 @@ def test_only_the_last_backward_passes_are_split():
     assert play(schedule, costs).step == pytest.approx(8 * 3 + 1 + 2 * 0.2)
 
 
-@given(st.sampled_from(["zb_v", "v_half", "v_min", "zb_h1"]), st.integers(2, 5))
+@given(st.sampled_from(["zbv", "v_half", "v_min", "zb_h1"]), st.integers(2, 5))
 @settings(max_examples=20, deadline=None)
 def test_in_the_memory_of_a_pattern(name: str, p: int):
     """Found without knowing the pattern, at most a quarter longer."""

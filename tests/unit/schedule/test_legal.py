@@ -182,8 +182,8 @@ def ends(schedule: Schedule) -> bool:
 
 @pytest.mark.parametrize(
     "start",
-    [make("simple", 2, 2), make("zb_h1", 2, 1), make("zb_v", 1, 1), make("looped", 2, 1)],
-    ids=["simple", "zb_h1", "zb_v", "looped"],
+    [make("gpipe", 2, 2), make("zb_h1", 2, 1), make("zbv", 1, 1), make("interleaved_1f1b", 2, 1)],
+    ids=["gpipe", "zb_h1", "zbv", "interleaved_1f1b"],
 )
 def test_every_order_of_a_small_schedule(start: Schedule):
     """Legal is what comes to its end, no more and no less: all orders of all ranks."""

@@ -52,7 +52,7 @@ def ours(schedule: Schedule) -> list[list[str]]:
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 def test_simple(p: int, m: int):
     order = bare("ScheduleGPipe", p, m)._get_pipeline_order()
-    assert ours(make("simple", p, m)) == [computed(order[rank]) for rank in range(p)]
+    assert ours(make("gpipe", p, m)) == [computed(order[rank]) for rank in range(p)]
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
@@ -62,14 +62,16 @@ def test_interleaved(p: int, m: int):
     theirs = [computed(order[rank]) for rank in range(p)]
     assert [action for action in theirs[-1] if "F" in action] == [f"{p - 1}F{i + 1}" for i in range(m)]
     theirs[-1] = [re.sub(r"F(\d+)", lambda found: f"F{int(found[1]) - 1}", action) for action in theirs[-1]]
-    assert ours(make("interleaved", p, m)) == theirs
+    assert ours(make("1f1b", p, m)) == theirs
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 @pytest.mark.parametrize("v", [2, 3, 4])
 def test_looped(p: int, m: int, v: int):
     assert m % max(1, m // p) == 0, "the peer takes no others"
-    assert ours(make("looped", p, m, chunks=v)) == by_rank(bare("ScheduleInterleaved1F1B", p, m, v), p)
+    assert ours(make("interleaved_1f1b", p, m, chunks=v)) == by_rank(
+        bare("ScheduleInterleaved1F1B", p, m, v), p
+    )
 
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
@@ -91,7 +93,7 @@ def test_zb_h1(p: int, m: int):
 
 @pytest.mark.parametrize(("p", "m"), [*SHAPES, (4, 1), (6, 3)])
 def test_zb_v(p: int, m: int):
-    assert ours(make("zb_v", p, m)) == by_rank(bare("ScheduleZBVZeroBubble", p, m, 2), p)
+    assert ours(make("zbv", p, m)) == by_rank(bare("ScheduleZBVZeroBubble", p, m, 2), p)
 
 
 @pytest.mark.parametrize(("p", "m"), [shape for shape in SHAPES if shape[1] >= 2 * shape[0]])
@@ -168,7 +170,7 @@ def test_idle_slots_of_the_peer_are_left_out(tmp_path: Path):
     zb_v._dump_csv(path, format="compute_only")
     assert ",," in path.read_text(encoding="utf-8")
     read = from_csv(path.read_text(encoding="utf-8"))
-    assert (read.ranks, read.rank_of_stage) == (make("zb_v", 4, 8).ranks, vee(4))
+    assert (read.ranks, read.rank_of_stage) == (make("zbv", 4, 8).ranks, vee(4))
 
 
 def test_overlapped_cells_of_the_peer_are_refused(tmp_path: Path):

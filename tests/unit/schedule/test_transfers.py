@@ -8,14 +8,14 @@ from weft.schedule.transfers import with_transfers
 
 
 def test_two_ranks():
-    assert [" ".join(map(str, row)) for row in with_transfers(make("interleaved", 2, 2))] == [
+    assert [" ".join(map(str, row)) for row in with_transfers(make("1f1b", 2, 2))] == [
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
     ]
 
 
 def test_nothing_travels_within_a_rank():
-    rows = with_transfers(make("zb_v", 2, 1))
+    rows = with_transfers(make("zbv", 2, 1))
     sent = [str(action) for row in rows for action in row if action.kind.startswith("SEND")]
     assert sorted(sent) == ["0SEND_F0", "1SEND_B0", "2SEND_F0", "3SEND_B0"]
 

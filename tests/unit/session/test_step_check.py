@@ -7,7 +7,7 @@ import json
 import pytest
 
 from weft.errors import DivergenceError, PeerError, StallError
-from weft.session.step_check import StepCheck
+from weft.session.step_check import StepCheck, advice_for
 from weft.transport.loopback import LoopbackChannel, connect
 
 
@@ -36,8 +36,17 @@ def test_a_rank_that_was_called_with_something_else_is_named() -> None:
         match=r'^in step 7 the ranks were called differently: input.step is "train" on rank 4 but "evaluate" on rank 5',
     ):
         second.begin(None)
-    with pytest.raises(DivergenceError, match=r"read the same batches"):
+    with pytest.raises(
+        DivergenceError, match=r"same steps in the same order: is one under `if weft.rank\(\) == 0`"
+    ):
         first.look()
+
+
+def test_advice_is_about_the_data_where_the_steps_are_the_same() -> None:
+    step, other = {"step": "train", "x": "float32[4]"}, {"step": "train", "x": "float32[6]"}
+    assert "read the same batches" in advice_for(map(json.dumps, (step, other)))
+    anew = {**other, "step": "train, traced anew for other shapes, types or values"}
+    assert "read the same batches" in advice_for(map(json.dumps, (step, anew)))
 
 
 def test_a_first_rank_that_does_not_come_is_a_stall() -> None:

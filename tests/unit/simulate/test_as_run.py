@@ -148,7 +148,7 @@ def test_under_a_limit_no_rank_holds_more_than_its_list(name, ranks, microbatche
         assert found <= allowed
 
 
-@pytest.mark.parametrize("name", ["interleaved", "simple"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("microbatches", [1, 4, 9])
 def test_a_list_is_followed_where_stages_cost_what_it_was_made_for(name: str, microbatches: int):
     made = make(name, ranks=4, microbatches=microbatches)
@@ -159,7 +159,7 @@ def test_a_list_is_followed_where_stages_cost_what_it_was_made_for(name: str, mi
     ("ahead", "expected"), [(0, "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3"), (1, "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3")]
 )
 def test_a_rank_that_waits_may_begin_more(ahead: int, expected: str):
-    made = make("interleaved", ranks=2, microbatches=4)
+    made = make("1f1b", ranks=2, microbatches=4)
     order = as_run(made.ranks, made.rank_of_stage, [StageCost(1, 1), StageCost(3, 3)], ahead=ahead)
     assert " ".join(map(str, order[0])) == expected
 

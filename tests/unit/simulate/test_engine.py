@@ -16,7 +16,7 @@ PASS = StageCost(1.0, 2.0)
 
 
 def one_f_one_b(stages, microbatches, links=FREE, costs=None):
-    actions = make("interleaved", stages, microbatches).ranks
+    actions = make("1f1b", stages, microbatches).ranks
     return simulate(actions, range(stages), costs or [PASS] * stages, links)
 
 
@@ -38,7 +38,7 @@ def test_1f1b_with_a_slow_last_stage():
     assert step.bubble_rate == pytest.approx(1 - 8 * 3.9 / 40.2)
 
 
-@given(st.sampled_from(["simple", "interleaved"]), st.integers(1, 6), st.integers(1, 12))
+@given(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 6), st.integers(1, 12))
 def test_bubble_of_equal_stages(name, stages, microbatches):
     """(p - 1) / (m + p - 1), arXiv 1811.06965."""
     actions = make(name, stages, microbatches).ranks
@@ -148,7 +148,7 @@ def test_ranks_of_a_host_share_what_leaves_it():
 
 
 def test_reduce_and_optimizer():
-    actions = make("interleaved", 2, 1).ranks
+    actions = make("1f1b", 2, 1).ranks
     step = simulate(actions, [0, 1], [PASS] * 2, reduce_s=[0.5, 4.0], optimizer_s=[0.25, 0.0])
     assert step.finish_s == ((6, 6.5, 6.75), (4, 8, 8))
     assert step.step_s == 8
@@ -215,7 +215,7 @@ def test_lists_that_cannot_be_run(texts, owners, fault):
 def test_values_that_do_not_fit(more, text):
     arguments = {"costs": [PASS] * 2} | more
     with pytest.raises(ScheduleError, match=text):
-        simulate(make("interleaved", 2, 2).ranks, [0, 1], **arguments)
+        simulate(make("1f1b", 2, 2).ranks, [0, 1], **arguments)
 
 
 def test_no_stage():

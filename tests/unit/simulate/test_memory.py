@@ -11,14 +11,14 @@ COST = StageCost(1.0, 2.0, 1.0, 1.0, activation_bytes=10, weight_bytes=4, parame
 
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_1f1b_keeps_fewer_microbatches_on_later_ranks(stages, microbatches):
-    actions = make("interleaved", stages, microbatches).ranks
+    actions = make("1f1b", stages, microbatches).ranks
     expected = tuple(400 + 10 * min(stages - rank, microbatches) for rank in range(stages))
     assert peak_bytes(actions, range(stages), [COST] * stages) == expected
     assert simulate(actions, range(stages), [COST] * stages).peak_bytes == expected
 
 
 def test_simple_keeps_all():
-    actions = make("simple", 2, 7).ranks
+    actions = make("gpipe", 2, 7).ranks
     assert simulate(actions, [0, 1], [COST] * 2, copies=2).peak_bytes == (270, 270)
 
 

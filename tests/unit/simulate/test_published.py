@@ -53,14 +53,14 @@ ROWS = dict(read())
 @pytest.mark.parametrize("name", ROWS)
 def test_1f1b(name):
     row = ROWS[name]
-    assert round(row.bubble_rate("interleaved"), 4) == row.rates["1f1b"]
+    assert round(row.bubble_rate("1f1b"), 4) == row.rates["1f1b"]
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_interleaved_stages(name):
     """One transformer layer a chunk; the head and the embedding count as one each."""
     row = ROWS[name]
-    rate = row.bubble_rate("looped", chunks=(row.layers + 2) // row.ranks)
+    rate = row.bubble_rate("interleaved_1f1b", chunks=(row.layers + 2) // row.ranks)
     assert rate == pytest.approx(row.rates["interleaved"], abs=0.005)
 
 

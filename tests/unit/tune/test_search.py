@@ -60,10 +60,10 @@ def test_microbatches_shrink_where_more_do_not_gain():
 
 def test_choices_are_tried_with_the_best_so_far_and_microbatches_once_more():
     rates = {
-        (2, 2, "interleaved"): 100.0, (4, 2, "interleaved"): 101.0, (1, 2, "interleaved"): 50.0,
+        (2, 2, "1f1b"): 100.0, (4, 2, "1f1b"): 101.0, (1, 2, "1f1b"): 50.0,
         (2, 2, "auto"): 150.0, (4, 2, "auto"): 200.0, (8, 2, "auto"): 190.0,
     }  # fmt: skip
-    found = tuned(Script(rates, microbatches=2, partitions=2, pipeline="interleaved"))
+    found = tuned(Script(rates, microbatches=2, partitions=2, pipeline="1f1b"))
     assert found.best.changes == {"pipeline": "auto", "microbatches": 4} and found.gain == 1.0
 
 

@@ -115,3 +115,51 @@ def test_an_exception_made_of_another_one_is_itself():
         except KeyError:
             raise ValueError("second")  # noqa: B904
     assert first_cause(told.value) is told.value, "the script says what is wrong"
+
+
+HANDED_ON = """Caught KeyError in DataLoader worker process 3.
+Original Traceback (most recent call last):
+  File "/venv/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/data.py", line 9, in __getitem__
+    return self.images[name]
+           ~~~~~~~~~~~^^^^^^
+KeyError: 'cat.png'
+"""
+
+
+def test_what_another_process_hands_on_is_told_by_its_reason_and_its_line():
+    """PyTorch raises the worker's whole traceback as one message."""
+    failure = Failure.of(caught(RuntimeError(HANDED_ON)), 0, Sign(step=2))
+    assert (failure.kind, failure.text) == ("KeyError", "'cat.png' (in DataLoader worker process 3)")
+    assert failure.line == "at /home/me/data.py, line 9, in __getitem__: return self.images[name]"
+    text = "Caught StopIteration in pin memory thread.\nOriginal Traceback:\n"
+    empty = Failure.of(caught(RuntimeError(text)), 0, SIGN)
+    assert (empty.kind, empty.text, empty.line) == ("StopIteration", "(in pin memory thread)", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "DataLoader worker (pid 7) is killed by signal: Killed. ",
+            "ran out of memory: take fewer num_workers",
+        ),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible", "make /dev/shm larger"),
+        ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "num_workers=0 reads in the rank itself"),
+    ],
+)
+def test_a_killed_worker_is_not_blamed_on_the_line_where_the_rank_was(said: str, advice: str):
+    failure = Failure.of(caught(RuntimeError(said)), 0, Sign())
+    assert failure.text.startswith(said.strip().rstrip(".")) and advice in failure.text
+    assert failure.line.startswith("the rank was at ") and not failure.traceback
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OSError(12, "x")],
+)
+def test_a_full_memory_has_advice(error: BaseException):
+    full = not isinstance(error, OSError)
+    assert ("Less memory: smaller microbatches" in Failure.of(caught(error), 0, Sign()).text) is full

@@ -9,6 +9,7 @@ import pytest
 
 from weft.watch.heartbeat import Sign, State
 from weft.watch.judge import (
+    CALL_SECONDS,
     HANDLER_NOTES,
     HANDLER_SECONDS,
     LEAVE_SECONDS,
@@ -163,6 +164,27 @@ def test_ranks_that_all_wait_blame_the_one_that_is_behind():
     assert verdict.text.startswith("all ranks wait for each other: rank 1")
 
 
+def test_a_call_that_one_rank_alone_makes_is_told_before_the_limit():
+    called = replace(FORWARD, stall=600.0, phase="collective", module="state_dict()")
+    later = replace(FORWARD, stall=600.0, step=4, phase="wait", peer=0)
+    watch = Watch()
+    verdict = watch.look(100, {0: called, 1: later, 2: later})
+    assert verdict is not None and (verdict.kind, verdict.ranks[0]) == ("stalled", 0)
+    assert verdict.text.endswith(". Call state_dict() on every rank, not under `if weft.rank() == 0`")
+    assert watch.now == pytest.approx(CALL_SECONDS, abs=0.3)
+    for others in (
+        {1: later, 2: replace(later, phase="forward")},
+        {1: replace(later, step=3)},
+        {1: replace(later, peer=None)},
+        {1: replace(called, step=4)},
+    ):
+        assert Watch().look(100, {0: called, **others}) is None, others
+    gradients = replace(called, module="the gradients")
+    assert Watch().look(100, {0: gradients, 1: later}) is None, "no call of the script's"
+    stalled = Watch().look(700, {0: called, 1: called})
+    assert stalled is not None and "Call" not in stalled.text, "all have made it"
+
+
 def test_a_long_computation_that_nobody_waits_for_is_fine():
     assert Watch().look(60, {0: FORWARD, 1: FORWARD}) is None
 
@@ -188,6 +210,15 @@ def test_the_words_for_leaving():
         == "rank 1 left while rank 0 and rank 2 still need it: step 3, receive"
     )
     assert leaving_text(1, Sign(), {0: Sign()}) == "rank 1 left while rank 0 still needs it"
+    assert leaving_text(1, FORWARD, {0: replace(RECEIVE, step=4)}).endswith(
+        "step 4, receive. Rank 1 has no step 4: is a step under `if weft.rank() == 0`, or has its loader fewer batches?"
+    )
+    called = replace(RECEIVE, phase="collective", module="the optimizer's state_dict()")
+    assert leaving_text(1, FORWARD, {0: called}).endswith(
+        ". Call the optimizer's state_dict() on every rank, not under `if weft.rank() == 0`"
+    )
+    models = replace(called, module="the comparison of models and inputs")
+    assert ". Rank 1 makes other calls: is a step under" in leaving_text(1, FORWARD, {0: models})
 
 
 def test_a_rank_may_take_a_while_from_one_job_to_the_next():

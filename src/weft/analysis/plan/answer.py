@@ -19,7 +19,7 @@ TERMS = {
 }
 """The terms of a plan's step, and the parts of a recorded one that they become."""
 USUAL = {
-    "partitions": 1, "microbatches": 1, "pipeline": "interleaved", "shard_optimizer_state": False,
+    "partitions": 1, "microbatches": 1, "pipeline": "1f1b", "shard_optimizer_state": False,
     "sharded_data_parallel_degree": 1,
 }  # fmt: skip
 """The settings that tell divisions apart, with their defaults."""

@@ -93,12 +93,12 @@ def observe(analysis: Recording, batch: int) -> Observed:
             f"{analysis.run.name}: {ranks} ranks with {partitions} partitions and {microbatches} microbatches cannot "
             f"share {batch} sequences equally: give --global-batch as the run had it"
         )
-    asked = str(analysis.setting("pipeline", "interleaved"))
-    schedule = asked if asked in SCHEDULES else "interleaved"  # the others are as quick, or nearly
+    asked = str(analysis.setting("pipeline", "1f1b"))
+    schedule = asked if asked in SCHEDULES else "1f1b"  # the others are as quick, or nearly
     sharded = "optimizer" if analysis.setting("shard_optimizer_state") is True else "none"
     degree = analysis.setting("sharded_data_parallel_degree", 1)
     division = Division(
-        data=data, pipeline=partitions, chunks=chunks if schedule == "looped" else 1, schedule=schedule,
+        data=data, pipeline=partitions, chunks=chunks if schedule == "interleaved_1f1b" else 1, schedule=schedule,
         microbatch=batch // (data * microbatches),
         sharded="parameters" if isinstance(degree, int) and degree > 1 else sharded,
     )  # fmt: skip

@@ -129,7 +129,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--global-batch", type=_count, metavar="N", help="sequences of a step, in all")
     group.add_argument("--tokens", type=_count, metavar="N", help="tokens to train on, for example 300B")
     group.add_argument(
-        "--precision", choices=DTYPES, help="of products (default: bf16, or fp16 or fp32 without it)"
+        "--precision", choices=DTYPES, help="dtype of matmuls (default: bf16, or fp16 or fp32 without it)"
     )
     group.add_argument("--optimizer", choices=list(STATES), default="adam", help="(default: adam)")
     group.add_argument(

@@ -26,7 +26,7 @@ from weft.visible import visible
 _EXAMPLES = """\
 examples:
   weft tune -n 4 train.py
-  weft tune -n 2 --vary pipeline=auto,zb_v --vary compression=int8 train.py --data /data
+  weft tune -n 2 --vary pipeline=auto,zbv --vary compression=int8 train.py --data /data
   weft tune -n 2 --vary=--batch-size=32,64,128 train.py --batch-size 32
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from weft.compat.dataparallel import ds_names
 from weft.compat.modelparallel.session import state
 from weft.compat.modelparallel.tensor_parallel.contexts import replaced
-from weft.errors import UsageError
+from weft.errors import UsageError, warn
 from weft.torch import model as weft_model
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_tensors, gather_texts
@@ -67,7 +66,7 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
         given = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
         unknown = sorted(set(given) - set(_POSITIONAL))
         if unknown:
-            warnings.warn(f"DistributedModel ignores {', '.join(unknown)}", stacklevel=3)
+            warn(f"DistributedModel ignores {', '.join(unknown)}")
         device = given.get("trace_device", "gpu")
         if device not in ("gpu", "cpu"):
             raise UsageError(f'trace_device is {device!r}: write "gpu" or "cpu"')

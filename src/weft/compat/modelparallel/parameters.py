@@ -7,16 +7,17 @@ launch says (``WEFT_CONFIG``, ``weft run --config`` and ``--set``).
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.compat.variables import DEFAULTS, PARAMETERS
 from weft.config import TP_DEGREES, Settings, written
-from weft.errors import ConfigError, FormatError
+from weft.errors import ConfigError, FormatError, warn
 from weft.foreign import parse_json, read_text, shown, shown_text
 
+ORIGINAL = {"1f1b": "interleaved", "gpipe": "simple"}
+"""What the original calls the schedules that it has."""
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 
 OWN = {setting.name for setting in fields(Settings)}
@@ -76,9 +77,8 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Parameters:
         merged["pipeline"] = "simple"
     unknown = sorted(name for name in merged if name not in OWN and name not in KEPT and name not in IGNORED)
     if unknown:
-        warnings.warn(
+        warn(
             f"unknown settings are ignored: {', '.join(unknown)}; docs/migration.md lists the known ones",
-            stacklevel=5,
         )
     _refuse(merged)
     return Parameters(
@@ -165,6 +165,7 @@ class Config:
     def __init__(self, parameters: Parameters, settings: Settings) -> None:
         self.__dict__.update(parameters.kept)
         self.__dict__.update({setting.name: getattr(settings, setting.name) for setting in fields(settings)})
+        self.pipeline = ORIGINAL.get(settings.pipeline, settings.pipeline)
         self.pipeline_parallel_degree = settings.partitions
 
     def __getattr__(self, name: str) -> Any:

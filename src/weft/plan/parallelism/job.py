@@ -14,7 +14,7 @@ keeps sums of rows and columns, which are next to nothing (Shazeer and Stern, ar
 SHARDED = ("none", "optimizer", "parameters")
 """What data-parallel ranks share among them: nothing, optimizer states (ZeRO-1), states with gradients and parameters
 (ZeRO-3, FSDP); Rajbhandari et al., arXiv 1910.02054."""
-SCHEDULES = ("simple", "interleaved", "looped", "zb_h1", "zb_v", "zb_2p")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "zb_2p")
 """weft's names: GPipe, 1F1B, 1F1B with several chunks, and zero-bubble schedules; `zb_2p` is the paper's only."""
 
 
@@ -91,7 +91,7 @@ class Division:
     chunks: int = 1
     context: int = 1
     sharded: str = "none"
-    schedule: str = "interleaved"
+    schedule: str = "1f1b"
     microbatch: int = 1
     recompute: str = "none"
     along: bool = True

@@ -109,22 +109,22 @@ def with_copies(memory: Memory, division: Division, copied: bool) -> Memory:
 def held(division: Division, microbatches: int, place: int = 0) -> float:
     """How many microbatches' activations a rank holds at once, in units of all its layers; r is its place in the row.
 
-        simple         m
-        interleaved    min(m, p - r)                       Narayanan et al., arXiv 2104.04473, section 2.2
-        looped         p (1 + (p - 1 - 2 r) / (p v))       Korthikanti et al., arXiv 2205.05198, 4.2.3, for r = 0
-        zb_h1, zb_v    p                                   Qi et al., arXiv 2401.10241; sail-sg
+        gpipe               m
+        1f1b                min(m, p - r)                       Narayanan et al., arXiv 2104.04473, section 2.2
+        interleaved_1f1b    p (1 + (p - 1 - 2 r) / (p v))       Korthikanti et al., arXiv 2205.05198, 4.2.3, for r = 0
+        zb_h1, zbv          p                                   Qi et al., arXiv 2401.10241; sail-sg
         zb_2p          2 p - 1                             the same
 
-    >>> held(Division(pipeline=8, chunks=3, schedule="looped"), 64)
+    >>> held(Division(pipeline=8, chunks=3, schedule="interleaved_1f1b"), 64)
     10.333333333333334
     """
     ranks, chunks = division.pipeline, division.chunks
     if ranks == 1:
         return 1.0
     most = {
-        "simple": float(microbatches),
-        "interleaved": float(ranks - place),
-        "looped": ranks + (ranks - 1 - 2 * place) / chunks,
+        "gpipe": float(microbatches),
+        "1f1b": float(ranks - place),
+        "interleaved_1f1b": ranks + (ranks - 1 - 2 * place) / chunks,
         "zb_2p": 2.0 * ranks - 1,
     }.get(division.schedule, float(ranks))
     return min(float(microbatches), most)

@@ -45,8 +45,8 @@ def parse_division(text: str, job: Job, machines: Machines) -> Division:
     >>> from weft.graph.sizes import Sizes
     >>> from weft.machines.cluster import parse_cluster
     >>> job = Job(Sizes(8, 512, 8, 2048, 50000, 512), batch=64)
-    >>> str(parse_division("pp 2, tp 2, zb_v x2, recompute full", job, parse_cluster("2x8xH100")))
-    'data 4, tensor 2, pipeline 2, zb_v x2, microbatch 1, recompute full'
+    >>> str(parse_division("pp 2, tp 2, zbv x2, recompute full", job, parse_cluster("2x8xH100")))
+    'data 4, tensor 2, pipeline 2, zbv x2, microbatch 1, recompute full'
     """
     found: dict[str, int | str] = {}
     for part in text.split(","):
@@ -55,7 +55,11 @@ def parse_division(text: str, job: Job, machines: Machines) -> Division:
         if schedule in SCHEDULES and len(rest) <= 1:
             found["schedule"] = schedule
             chunks = (
-                whole(rest[0].removeprefix("x"), 1000) if rest else 2 if schedule in ("looped", "zb_v") else 1
+                whole(rest[0].removeprefix("x"), 1000)
+                if rest
+                else 2
+                if schedule in ("interleaved_1f1b", "zbv")
+                else 1
             )
             found["chunks"] = chunks if chunks is not None else _refuse(part)
         elif name in NUMBERS and len(rest) == 1:

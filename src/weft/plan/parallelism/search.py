@@ -213,15 +213,15 @@ def _variants(job: Job, base: Division) -> Iterator[Division]:
 
 def _schedules(job: Job, ranks: int, microbatches: int) -> Iterator[tuple[str, int]]:
     """(schedule, chunks) that may be the best for so many ranks in a row."""
-    yield "interleaved", 1
+    yield "1f1b", 1
     if ranks == 1:
         return
     yield "zb_h1", 1
     if 2 * ranks <= job.sizes.layers:
-        yield "zb_v", 2
+        yield "zbv", 2
     for chunks in CHUNKS:
         if job.sizes.layers % (ranks * chunks) == 0 and microbatches % ranks == 0:
-            yield "looped", chunks
+            yield "interleaved_1f1b", chunks
 
 
 def divisors(number: int) -> list[int]:

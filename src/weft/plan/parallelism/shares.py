@@ -85,10 +85,10 @@ def shares(layers: int, division: Division, head: float, dense: int = 0) -> Shar
     ((5, 3), (2, 2, 2, 2))
     >>> shares(30, Division(pipeline=8), 0.9).stages
     (3, 4, 4, 4, 4, 4, 4, 3)
-    >>> shares(10, Division(pipeline=4, chunks=2, schedule="zb_v"), 0.0).ranks
+    >>> shares(10, Division(pipeline=4, chunks=2, schedule="zbv"), 0.0).ranks
     (2, 3, 3, 2)
     """
-    return _shares(layers, division.pipeline, division.chunks, division.schedule == "zb_v", head, dense)
+    return _shares(layers, division.pipeline, division.chunks, division.schedule == "zbv", head, dense)
 
 
 @lru_cache(maxsize=4096)

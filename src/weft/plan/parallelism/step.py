@@ -142,14 +142,14 @@ def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, floa
 def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int) -> float:
     """How long the busiest rank waits, in seconds; F, I, W of a rank, all its chunks together.
 
-        simple, interleaved    (p - 1) (F + I + W)          Narayanan et al., arXiv 2104.04473, section 2.2
-        looped                 (p - 1) (F + I + W) / v      the same
+        gpipe, 1f1b            (p - 1) (F + I + W)          Narayanan et al., arXiv 2104.04473, section 2.2
+        interleaved_1f1b       (p - 1) (F + I + W) / v      the same
         zb_h1                  (p - 1) (F + I - W)          Qi et al., arXiv 2401.10241, section 2
-        zb_v                   (p - 1) (F + I - 2 W)        0 for F = I = W; else that of ZB-H2, section 2.2
+        zbv                    (p - 1) (F + I - 2 W)        0 for F = I = W; else that of ZB-H2, section 2.2
         zb_2p                  0                            twice the memory of activations
 
     With few microbatches the W that fill the gaps run out: no less than (p - 1) (F + I) - (m - 1) W, so that a step of
-    m <= p takes (m + p - 1) (F + I) + W. For `zb_v` and `zb_2p` that is each rank's own time from its first action to
+    m <= p takes (m + p - 1) (F + I) + W. For `zbv` and `zb_2p` that is each rank's own time from its first action to
     its last one; ranks begin after each other. Of ranks that are not alike, the others' work counts: p mean - busiest
     in place of (p - 1) busiest.
     """
@@ -157,11 +157,11 @@ def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int)
     if ranks == 1:
         return 0.0
     alone = max(0.0, ranks * mean.total - busiest.total)
-    filled = {"zb_h1": 2.0, "zb_v": 3.0, "zb_2p": math.inf}.get(division.schedule)
+    filled = {"zb_h1": 2.0, "zbv": 3.0, "zb_2p": math.inf}.get(division.schedule)
     if filled is not None:
         there = (ranks + microbatches - 2) * mean.weights
         return max(0.0, alone - min(filled * (ranks - 1) * mean.weights, there))
-    return alone / (division.chunks if division.schedule == "looped" else 1)
+    return alone / (division.chunks if division.schedule == "interleaved_1f1b" else 1)
 
 
 def crossings_s(job: Job, division: Division, machines: Machines, microbatches: int) -> float:

@@ -119,7 +119,7 @@ def traced_plan(graph: Graph, division: Division, machines: Machines, microbatch
 
 
 def _variants(data: int, tensor: int, pipeline: int) -> Iterator[Division]:
-    for schedule in ("interleaved", "zb_h1") if pipeline > 1 else ("interleaved",):
+    for schedule in ("1f1b", "zb_h1") if pipeline > 1 else ("1f1b",):
         for sharded in ("none", "optimizer") if data > 1 else ("none",):
             for recompute in ("none", "full"):
                 yield Division(

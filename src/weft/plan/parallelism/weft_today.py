@@ -29,7 +29,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     """The settings of `weft.init` for a division that weft can run.
 
     >>> settings(Division(data=2, pipeline=4, microbatch=2), microbatches=8)
-    {'partitions': 4, 'microbatches': 8, 'pipeline': 'interleaved', 'placement_strategy': 'PDT'}
+    {'partitions': 4, 'microbatches': 8, 'pipeline': '1f1b', 'placement_strategy': 'PDT'}
     """
     found: dict[str, Any] = {"partitions": division.pipeline, "microbatches": microbatches}
     if division.tensor > 1:
@@ -41,7 +41,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
         found["pipeline"] = division.schedule
     if division.pipeline > 1 and division.data > 1:
         found["placement_strategy"] = "PDT"  # replicas within a host, as the plan reckons
-    if division.schedule == "looped":
+    if division.schedule == "interleaved_1f1b":
         found["chunks"] = division.chunks
     if division.sharded == "optimizer":
         found["shard_optimizer_state"] = True

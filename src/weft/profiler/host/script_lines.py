@@ -23,10 +23,10 @@ from types import FrameType
 import weft
 from weft.analysis.run import ScriptLine
 from weft.document import Document
+from weft.errors import is_own
 from weft.foreign import read_file
 from weft.profiler.recorder import SCRIPT, Recorder
 from weft.visible import visible
-from weft.watch.failure import is_own_file
 
 VERSION = 1
 EVERY_S = 0.02
@@ -112,7 +112,7 @@ def own_place(frame: FrameType | None) -> Place | None:
         file = frame.f_code.co_filename
         if file.startswith(_WEFT):
             return None
-        if is_own_file(file):
+        if is_own(file):
             return file, frame.f_lineno
         frame = frame.f_back
     return None

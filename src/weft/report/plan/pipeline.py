@@ -93,20 +93,22 @@ def drawn_size(plan: Plan) -> tuple[int, int]:
     >>> from weft.plan.parallelism.memory import Memory
     >>> from weft.plan.parallelism.step import Step
     >>> step = Step(NOTHING, Times(1, 1, 1), 640, 0, 0, 0, 0, 0, 0)
-    >>> drawn_size(Plan(Division(pipeline=32, chunks=3, schedule="looped"), step, Memory(0, 0, 0, 0, 0)))
+    >>> drawn_size(Plan(Division(pipeline=32, chunks=3, schedule="interleaved_1f1b"), step, Memory(0, 0, 0, 0, 0)))
     (5, 15)
     """
     one = plan.division
     ranks = min(one.pipeline, MOST_RANKS, max(2, MOST_STAGES // one.chunks))
     microbatches = min(plan.step.microbatches, MOST_MICROBATCHES)
-    if one.schedule == "looped" and microbatches > ranks:
+    if one.schedule == "interleaved_1f1b" and microbatches > ranks:
         microbatches -= microbatches % ranks  # whole rounds
     return ranks, microbatches
 
 
 def _schedule(plan: Plan, ranks: int, microbatches: int) -> Schedule:
     one = plan.division
-    return make(one.schedule, ranks, microbatches, chunks=one.chunks if one.schedule == "looped" else None)
+    return make(
+        one.schedule, ranks, microbatches, chunks=one.chunks if one.schedule == "interleaved_1f1b" else None
+    )
 
 
 def _crossing_s(plan: Plan) -> float:

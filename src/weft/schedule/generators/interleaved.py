@@ -2,7 +2,7 @@
 
 Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019,
 section 3.2 (with a flush at the end of the step, as in "PipeDream-2BW", arXiv 2006.09503). The bubble
-is that of `simple`, and rank `r` of `p` holds at most `p - r` microbatches instead of all. Where this
+is that of `gpipe`, and rank `r` of `p` holds at most `p - r` microbatches instead of all. Where this
 differs: `active` limits the microbatches in flight further, at the price of idle time.
 
 Rank `r` warms up with min(p - r, active, m) forwards and then runs a backward and a forward in turn:
@@ -26,7 +26,7 @@ def interleaved(ranks: int, microbatches: int, active: int | None = None) -> Sch
     """
     limit = microbatches if active is None else min(active, microbatches)
     rows = (_rank(stage, min(ranks - stage, limit), microbatches) for stage in range(ranks))
-    return Schedule("interleaved", tuple(rows), loop(ranks))
+    return Schedule("1f1b", tuple(rows), loop(ranks))
 
 
 def _rank(stage: int, warmup: int, microbatches: int) -> tuple[Action, ...]:

@@ -2,7 +2,7 @@
 
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
 arXiv 2104.04473, section 2.2. Rank `r` has the stages r, r + p, r + 2p, ... With `v` chunks a rank the
-bubble is (p - 1) / (v m) of the work, `v` times less than that of `interleaved`, for `v` times the
+bubble is (p - 1) / (v m) of the work, `v` times less than that of `1f1b`, for `v` times the
 messages. The microbatches go in groups; a group passes a chunk before the next chunk takes it.
 With g the size of a group, rank `r` warms up with min((v - 1) g + 2 (p - 1 - r), v m) forwards
 and then runs a forward and a backward in turn, so it holds at most one (stage, microbatch) more than that.
@@ -43,7 +43,7 @@ def looped(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         for number, backward in enumerate(_actions(rank, ranks, "B", backwards), start=warmup):
             row.extend((*actions[number : number + 1], backward))
         rows.append(tuple(row))
-    return Schedule("looped", tuple(rows), loop(ranks, chunks))
+    return Schedule("interleaved_1f1b", tuple(rows), loop(ranks, chunks))
 
 
 def group(microbatches: int, ranks: int) -> list[range]:

@@ -1,8 +1,8 @@
 """Several chunks a rank, breadth first: all forwards of a chunk before those of the next.
 
 Lamy-Poirier, "Breadth-First Pipeline Parallelism", arXiv 2211.05953. Rank `r` has the stages r, r + p,
-r + 2p, ... The bubble is that of `looped`, (p - 1) / (v m) of the work, but every rank holds the
-activations of all `m` microbatches, as in `simple`. All microbatches pass a chunk at a stretch, so what is
+r + 2p, ... The bubble is that of `interleaved_1f1b`, (p - 1) / (v m) of the work, but every rank holds the
+activations of all `m` microbatches, as in `gpipe`. All microbatches pass a chunk at a stretch, so what is
 done once for each chunk (gathering sharded weights, averaging gradients) is done once a step
 and can hide behind the other chunks.
 

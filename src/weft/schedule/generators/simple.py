@@ -24,4 +24,4 @@ def simple(ranks: int, microbatches: int) -> Schedule:
         tuple(Action(stage, kind, microbatch) for kind in ("F", "B") for microbatch in range(microbatches))
         for stage in range(ranks)
     )
-    return Schedule("simple", tuple(rows), loop(ranks))
+    return Schedule("gpipe", tuple(rows), loop(ranks))

@@ -3,7 +3,7 @@
 Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 (V-Half). The microbatch walks down
 the V at one slot a stage and up at two (`building_block`). A rank holds p + 2 halves at most (p + 1
 if p is odd), (p + 2) / 2 microbatches. If F, I and W take the same time the bubble is half that
-of `interleaved`.
+of `1f1b`.
 
 p = 2, m = 3:
 

@@ -2,8 +2,8 @@
 
 Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv 2405.15362 (V-Min). The microbatch goes on
 to the next stage at once (`building_block`). A rank holds (2p + 8) / 3 halves at most, (p + 4) / 3
-microbatches. If F, I and W take the same time the bubble is about two thirds of that of `interleaved`. If they do
-not, the ranks wait for each other in every microbatch, and the bubble grows with m: use `v_half` or `zb_v`
+microbatches. If F, I and W take the same time the bubble is about two thirds of that of `1f1b`. If they do
+not, the ranks wait for each other in every microbatch, and the bubble grows with m: use `v_half` or `zbv`
 where memory allows.
 
 p = 2, m = 3:

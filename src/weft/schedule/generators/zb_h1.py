@@ -3,7 +3,7 @@
 Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2 (ZB-H1). The gradient of
 the inputs (I) is what the rank above waits for; the gradient of the weights (W) can wait. Rank `r` runs
 W `r` microbatches behind I, so every rank holds p microbatches at most, as rank 0 does in
-`interleaved`. A rank's own bubble is (p - 1) (F + I - W) where that of `interleaved` is (p - 1) (F + I + W):
+`1f1b`. A rank's own bubble is (p - 1) (F + I - W) where that of `1f1b` is (p - 1) (F + I + W):
 a third of it if F, I and W take the same time.
 
 Where this differs: `active` limits the microbatches in flight further, at the price of idle time.

@@ -37,7 +37,7 @@ def zb_v(ranks: int, microbatches: int) -> Schedule:
     1F0 2F0 2I0 2W0 1I0 1W0
     """
     rows = (_rank(rank, ranks, microbatches) for rank in range(ranks))
-    return Schedule("zb_v", tuple(map(tuple, rows)), vee(ranks))
+    return Schedule("zbv", tuple(map(tuple, rows)), vee(ranks))
 
 
 def _rank(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

@@ -204,7 +204,7 @@ def _best(
     """The candidate with the shortest simulated step, and its schedule."""
     limit = [int(settings.memory_limit * (1 << 30))] * settings.partitions if settings.memory_limit else None
     kind = KINDS[settings.pipeline]
-    options = asked_options(settings) if kind.chunks in ((1, 1), None) else (Option("interleaved"),)
+    options = asked_options(settings) if kind.chunks in ((1, 1), None) else (Option("1f1b"),)
     best = best_by_step(
         units.graph, found, settings.partitions, microbatches, links, options=options, memory_bytes=limit
     )
@@ -230,7 +230,7 @@ def _on_layout(settings: Settings, units: Units, microbatches: int, links: Links
     )(made.rank_of_stage)
     stages = placed.rank_of_stage or made.rank_of_stage
     if stages != made.rank_of_stage:
-        option = Option("list", like=made.name if made.name in KINDS else "interleaved")
+        option = Option("list", like=made.name if made.name in KINDS else "1f1b")
         made = option.actions(settings.partitions, microbatches, placed.stages, links, None, stages)
     placement: Placement = placed.placement
     at = stage_of_units(placement.partitions, placement.segments, stages)

@@ -201,10 +201,10 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
     if faults:
         listed = ", ".join(f"{each.module}.{each.name}".lstrip(".") for each in faults)
         raise PlacementError(
-            f"a step reads {listed} before it writes it, so that each microbatch goes on from what the one before has "
-            "left, but several partitions run microbatches at the same time. Keep what uses the attribute in one "
-            "piece: weft.set_partition(module, index), or make it a buffer of a module that is. A whole number may be "
-            "used before the first module is called"
+            f"{listed} carries a value from one microbatch to the next (it is read before it is written), but is used "
+            "on several partitions, where microbatches overlap. Put the modules that use it on one: "
+            "weft.set_partition(module, index), or make it a buffer of a module there. A whole number may be used "
+            "before the first module is called"
         )
     return tuple(each.place for each in shared if each.is_own)
 

@@ -243,9 +243,13 @@ def _intercept_scripted() -> None:
 
 
 OUTSIDE = (
-    "if that is what a step returned, it has no graph; the backward pass belongs into the function that @weft.step "
-    "decorates: model.backward(loss)"
+    "the loss has no graph, as what a step returns has none: the backward pass belongs into the function that "
+    "@weft.step decorates, model.backward(loss)"
 )
+
+
+class NoGraphError(UsageError, RuntimeError):
+    """A backward pass begins where there is no graph; PyTorch's own error is a RuntimeError."""
 
 
 def _intercept_backward() -> None:
@@ -267,7 +271,7 @@ def _intercept_backward() -> None:
                     and current.is_initialized()
                     and current.session().steps
                 ):
-                    raise RuntimeError(f"{error}: {OUTSIDE}") from None
+                    raise NoGraphError(f"{OUTSIDE} (PyTorch: {error})") from None
                 raise
             return
         scales = {model.loss_scale() for model in models}

@@ -227,8 +227,8 @@ class Glue(TorchFunctionMode):
         target_value = None if target is None else program.value_of(target)
         if target is not None and is_buffer(target) and any(tensor is not target for tensor, _ in placed):
             raise UsageError(
-                "the model's own forward writes values of its activations into one of its buffers, which microbatches "
-                "would see half-way: move the buffer and what writes it into a submodule"
+                "the model's own forward writes its activations into one of its buffers while other microbatches read "
+                "it: move the buffer and what writes it into a submodule"
             )
         owner = program.places.newest_owner(placed) if target_value is None else target_value.owner
         owner = owner if home is None else home

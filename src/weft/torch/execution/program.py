@@ -13,6 +13,7 @@ Both rank sets need the call's ``Spec``; see ``calls.call_signature``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
 from weft.torch.execution.value import Alias, Places, Value
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, same_states
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, mix, same_states
 from weft.torch.tensors.description import build
 from weft.torch.tensors.nested import replace, tensors_in
 from weft.torch.tensors.writes import unwritten
@@ -137,6 +138,11 @@ class Program:
                 owner, self.tape.key(SHAPES, call), f"the shapes that {name} returns"
             )
             spec = Spec.from_text(message.text or "")
+        if spec.random and self._is_seeded():
+            message = self.microbatch.receive(
+                owner, self.tape.key(READ, call), f"the random numbers of {name}"
+            )
+            self.pipeline.streams.take(message.text or "")
         return spec
 
     def enter(self, name: str) -> None:
@@ -190,6 +196,8 @@ class Program:
             self._count(name)
         if spec.dynamic:
             self._tell(self.tape.key(SHAPES, call), spec)
+        if spec.random and self._is_seeded():
+            self._tell_all(Message(self.tape.key(READ, call), text=self.pipeline.streams.to_text()))
         return self.place_results(result, tensors, entered, spec, name, alias)
 
     def _heard(self, key: Signature, name: str) -> Spec | None:
@@ -214,7 +222,7 @@ class Program:
         spec = self.pipeline.specs.get(key)
         if spec is None:
             return self._first_run(key, name, function, local, inputs, [*map(transform, tensors)])
-        if not spec.random:
+        if not spec.random or self._is_seeded():
             return function(local), spec
         with self.pipeline.streams.own(self._call_seed(name), spec.random):
             return function(local), spec
@@ -224,7 +232,8 @@ class Program:
     ) -> tuple[Any, Spec]:  # fmt: skip
         """The first call of a signature: its result, and what watching it has shown."""
         streams = self.pipeline.streams
-        with streams.own(self._call_seed(name), TORCH | PYTHON | NUMPY):
+        own = streams.own(self._call_seed(name), TORCH | PYTHON | NUMPY)
+        with nullcontext() if self._is_seeded() else own:
             before = [streams.capture(which) for which in (TORCH, PYTHON, NUMPY)]
             untouched = [unwritten(tensor) for tensor in tensors]
             with Watch() as watch:
@@ -276,9 +285,15 @@ class Program:
             self._tell(Key(TELL, self.pipeline.generation, 0, digest(name, key[1:])), spec)
 
     def _tell(self, key: Key, spec: Spec) -> None:
-        text = spec.to_text()
+        self._tell_all(Message(key, text=spec.to_text()))
+
+    def _tell_all(self, message: Message) -> None:
         for peer in self.pipeline.others():
-            self.pipeline.channel.send(peer, Message(key, text=text))
+            self.pipeline.channel.send(peer, message)
+
+    def _is_seeded(self) -> bool:
+        """Whether the step has set a seed in this microbatch: all calls draw from one stream then."""
+        return self.pipeline.streams.is_seeded_anew(mix(self.seed, self.microbatch.index))
 
     def _call_seed(self, name: str) -> int:
         """For a call that may draw random numbers: the same wherever it runs."""
@@ -403,8 +418,7 @@ class Program:
             return decode(message)
         result = function(self.local(tensor, value))
         text, payload = encode(result, name)
-        for peer in self.pipeline.others():
-            self.pipeline.channel.send(peer, Message(key, payload, text))
+        self._tell_all(Message(key, payload, text))
         return result
 
 

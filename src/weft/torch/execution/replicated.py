@@ -82,8 +82,8 @@ class Replicated:
             self._refuse_parameters(tensor)
             if is_made_here(self._tape, tensor):
                 raise UsageError(
-                    f"a tensor of shape {list(tensor.shape)} that one rank alone has computed is used where all ranks "
-                    "run: a module has left it behind by another way than its result (an attribute, a list). Return it"
+                    f"a tensor of shape {list(tensor.shape)} computed on one partition was used in code that runs on "
+                    "every rank: its module stored it in an attribute or a list. Return it from forward()"
                 )
             self._used[key] = tensor, new_value()
             self._used[key][1].edge = get_gradient_edge(tensor)

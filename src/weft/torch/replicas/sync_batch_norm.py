@@ -15,7 +15,6 @@ microbatch and call, and a microbatch that waits for a message lets others have 
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from weft.errors import UsageError
+from weft.errors import UsageError, warn
 from weft.session.recording import tell_facts
 from weft.torch.pytorch.private import tables_of
 from weft.torch.session import current
@@ -222,10 +221,9 @@ def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
     if few and session.rank == 0 and session.mesh.rdp > 1:
         more = f" and {len(few) - 1} more" if few[1:] else ""
         advice = "" if few[0][1] > samples else "weft.convert_sync_batchnorm(model) before DistributedModel, "
-        warnings.warn(
+        warn(
             f"BatchNorm ({few[0][0]}{more}) sees {few[0][1]} samples at a time, fewer than {LEAST_SAMPLES}: its "
             f"statistics are noisy. Use {advice}fewer microbatches or larger batches",
-            stacklevel=3,
         )
 
 

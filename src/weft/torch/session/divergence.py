@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import DivergenceError
 from weft.launch.startup import first_difference
-from weft.session.step_check import ADVICE
+from weft.session.step_check import advice_for
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
@@ -153,6 +153,8 @@ def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
         texts = gather_texts(json.dumps(shown), session.group(axis))
     difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
     if difference:
-        difference = difference.replace("the ranks were started differently", "the ranks differ")
-        advice = ADVICE if session.mesh.tp == 1 else TENSOR_ADVICE
-        raise DivergenceError(difference + (advice if "input" in shown else ""))
+        told = difference.replace("the ranks were started differently", "the ranks differ")
+        if "input" in shown:
+            calls = [json.loads(text)["input"] for text in texts]
+            told += advice_for(calls) if session.mesh.tp == 1 else TENSOR_ADVICE
+        raise DivergenceError(told)

@@ -5,6 +5,9 @@ turn comes; so glue draws the same numbers on every rank, in whatever order the 
 What runs on one rank only (a unit, glue on a placed tensor) and draws numbers does so from a stream
 seeded from the step, the microbatch, its name and how many calls of that name have drawn, and leaves the glue's
 stream alone. So dropout masks depend on the seed, not on which rank happens to run a unit.
+
+Where a step sets a seed itself (``torch.manual_seed``), all draws after that in the microbatch come from the one stream
+that one process would have: whoever has drawn tells the others how far the stream is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from weft.transport.tensor_bytes import to_bytes
 
 TORCH, PYTHON, NUMPY = 1, 2, 4
 
@@ -98,6 +103,19 @@ class Streams:
         found, number = self.capture(which & ~PYTHON), random.getrandbits(64)
         self.seed(seed, which)
         return not same_states(found, self.capture(which & ~PYTHON)) or random.getrandbits(64) != number
+
+    def is_seeded_anew(self, seed: int) -> bool:
+        """Whether somebody has set another seed than ``seed`` (``torch.manual_seed``) since it was set here."""
+        return any(generator.initial_seed() != seed for generator in self._generators)
+
+    def to_text(self) -> str:
+        """PyTorch's present states, for :meth:`take` on another rank."""
+        return " ".join(to_bytes(generator.get_state()).hex() for generator in self._generators)
+
+    def take(self, text: str) -> None:
+        """Go on with states that :meth:`to_text` gave."""
+        states = [torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in text.split()]
+        self.restore((states, None, None))
 
     def draw(self) -> int:
         """A step's seed, drawn from the caller's stream, which moves on by this one number."""

@@ -51,6 +51,7 @@ class Session(base.Session):
         drawing: The microbatch whose random states are the process's now.
         normalisers: How many SyncBatchNorm modules were made.
         saves: The saves of this process, once there was one.
+        went_backward: Whether a step has had a backward pass.
         unproved: Why steps are not compared with one process.
         compared: The models that are compared, for ``weft verify``.
         left: What the last compared step has left in the modules of other ranks.
@@ -73,6 +74,7 @@ class Session(base.Session):
     drawing: Microbatch | None = None
     normalisers: int = 0
     saves: Saves | None = None
+    went_backward: bool = False
     unproved: str = ""
     compared: Any = ()
     left: Any = None

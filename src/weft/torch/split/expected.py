@@ -29,7 +29,7 @@ def expected_step(
     if settings.auto_partition:
         made = schedule_for(settings, chosen, settings.microbatch_count)
     else:  # one stage a partition, whatever order they are visited in
-        made = schedule.make("interleaved", settings.partitions, settings.microbatch_count)
+        made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
     stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage).stages
     if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
         stages = [replace(one, input_s=one.backward_s / 2, weight_s=one.backward_s / 2) for one in stages]

@@ -194,7 +194,7 @@ def make_plan(
     stuck = filter(tree.stuck, traced.leaking & tree.records.keys())
     for name in stuck if session.settings.partitions > 1 else ():
         log.warning(
-            "%s leaves tensors behind by another way than its result (an attribute, a list), and cannot be opened, "
+            "%s stores tensors in an attribute or list instead of returning them, and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
         )  # fmt: skip
     settings, found, chosen = _decide(session, model, tree, link)
@@ -242,12 +242,12 @@ def _sendable(splits: Splits | None, traced: Trace, session: Session, root: nn.M
     if not leaking:
         return splits
     log.warning(
-        "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+        "%s stores tensors in an attribute or a closure, neither returned nor put into what it is given, "
         "which ranks of other partitions would not see. So its weights are not cut over ranks: let it return them, or "
         'put them into a list, dict or object that it is given, or write "partitions": 1',
         ", ".join(sorted(leaking)[:3]),
     )  # fmt: skip
-    return _without(splits, leaking, "leaves tensors behind by another way than its result", root)
+    return _without(splits, leaking, "stores tensors that it does not return", root)
 
 
 def _without(splits: Splits, names: set[str], reason: str, root: nn.Module) -> Splits:

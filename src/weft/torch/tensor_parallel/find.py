@@ -255,8 +255,8 @@ def refuse_whole(model: nn.Module, faults: Mapping[str, str]) -> None:
             f'{name} is set to "{wanted[name]}", and {why}' for name, why in sorted(faults.items())
         )
         raise UsageError(
-            f"not all modules can be cut as weft.set_tensor_parallelism says: {told}. Say True, and weft decides, or "
-            "False, and it stays whole"
+            f"not all modules can be cut as weft.set_tensor_parallelism says: {told}. Write True to let "
+            "weft decide, or False to keep it whole"
         )
 
 

@@ -10,7 +10,6 @@ step if the microbatches differ in padding.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from weft.errors import UsageError
+from weft.errors import UsageError, warn
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors, part
 
 LOSSES = {F.cross_entropy, F.nll_loss}
@@ -76,11 +75,10 @@ class Padding(TorchFunctionMode):
                     samples = map(batch.samples, numbers)
                     if padded.any() and len({n / s for n, s in zip(counts, samples, strict=True)}) > 1:
                         shown = ", ".join(map(str, counts[:8])) + (", ..." if counts[8:] else "")
-                        warnings.warn(
+                        warn(
                             f"the loss is a mean over targets without {ignored}, and the microbatches have {shown} of "
                             f"them in {path}, but weigh by their samples: for the mean over all tokens of the batch "
                             f"let them be counted: @weft.step(weight=...), a function of the step's arguments that "
                             f"gives ({name} != {ignored}).sum()",
-                            stacklevel=2,
                         )
                         return

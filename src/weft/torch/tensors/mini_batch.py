@@ -186,6 +186,48 @@ def prepare(
     return MiniBatch(args, kwargs, names, cut, count, size, fault, told=told)
 
 
+def refuse_elsewhere(batch: MiniBatch, device: torch.device) -> None:
+    """Refuse tensors among the arguments that cannot be computed with on ``device``.
+
+    Raises:
+        UsageError: Some have no data, or lie on a device of another kind; all of them are named.
+    """
+    fits = {"cpu", device.type}
+    found = [(path, t.device) for path, t in _tensors_of(batch) if t.device.type not in fits]
+    if found:
+        path, elsewhere = found[0]
+        listed = f"{', '.join(each for each, _ in found)} {'is' if len(found) == 1 else 'are'}"
+        if elsewhere.type == "meta":
+            raise UsageError(
+                f"{listed} on the device meta, where tensors have no data, and this rank computes on {device}: give "
+                f'the step a tensor with data, made by torch.zeros(..., device="{device.type}"), say'
+            )
+        raise UsageError(
+            f"{listed} on {elsewhere}, and this rank computes on {device}: write "
+            f'{path} = {path}.to("{device.type}") before the step'
+        )
+
+
+def told_of_devices(error: RuntimeError, batch: MiniBatch, device: torch.device) -> str:
+    """What to do where PyTorch found tensors of the step on two devices; empty where that is not so."""
+    paths = [path for path, t in _tensors_of(batch) if t.device.type != device.type]
+    if "same device" not in str(error) or not paths:
+        return ""
+    which = f"{', '.join(paths)} {'is' if len(paths) == 1 else 'are'}"
+    return (
+        f"{which} on the cpu, and this rank computes on {device}, where weft brings the arguments of the model only: "
+        f'write {paths[-1]} = {paths[-1]}.to("{device.type}") before the step'
+    )
+
+
+def _tensors_of(batch: MiniBatch) -> list[tuple[str, Tensor]]:
+    """All tensors among the arguments, each with its path."""
+    named = [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]
+    return [
+        found for name, argument in named if not is_whole(argument) for found in named_tensors(argument, name)
+    ]
+
+
 def _find_remainder(path: str, size: int, microbatches: int) -> str:
     """The fault of samples that cannot be dealt out evenly; empty if they can."""
     if size % microbatches == 0:

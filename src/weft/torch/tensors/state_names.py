@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -32,15 +32,50 @@ def fitting(given: Iterable[str], wanted: Collection[str]) -> dict[str, str]:
 
 
 def name_faults(missing: Iterable[str], unexpected: Iterable[str]) -> list[str]:
-    """Faults of a state whose names are not exactly the model's.
+    """Faults of a state whose names are not exactly the model's; first what all of them have too much, if it is alike.
 
     >>> name_faults(["a.bias"], ["b"])
     ['a.bias is missing', 'b is not part of the model']
+    >>> print(name_faults(["a", "b"], ["net.a", "net.b"])[0])
+    the names in the state begin with "net.": load {name.removeprefix("net."): value for name, value in state.items()}
     """
+    lacking, more = sorted(missing, key=_by_number), sorted(unexpected, key=_by_number)
     return [
-        *(f"{name} is missing" for name in missing),
-        *(f"{name} is not part of the model" for name in unexpected),
+        *_added(lacking, more),
+        *(f"{name} is missing" for name in lacking),
+        *(f"{name} is not part of the model" for name in more),
     ]
+
+
+def _added(wanted: Sequence[str], given: Sequence[str]) -> Iterator[str]:
+    """What the given names have before and after the wanted ones, or the wanted ones before the given ones."""
+    state, model = _around(wanted, given), _around(given, wanted)
+    if state is not None:
+        before, after = state
+        told = [f'begin with "{before}"'] * bool(before) + [f'end in "{after}"'] * bool(after)
+        name = f'name.removeprefix("{before}")' if before else "name"
+        name += f'.removesuffix("{after}")' if after else ""
+        yield f"the names in the state {' and '.join(told)}: load {{{name}: value for name, value in state.items()}}"
+    elif model is not None and model[0] and not model[1]:
+        yield (
+            f'the names of the model begin with "{model[0]}", those in the state do not: load '
+            f'{{"{model[0]}" + name: value for name, value in state.items()}}'
+        )
+
+
+def _around(inner: Sequence[str], outer: Sequence[str]) -> tuple[str, str] | None:
+    """The texts before and after every one of ``inner`` that make ``outer`` of them; None if there are none."""
+    names = set(outer)
+    for name in outer if inner and len(inner) == len(names) else ():
+        before, found, after = name.partition(inner[0])
+        if found and names == {f"{before}{each}{after}" for each in inner}:
+            return before, after
+    return None
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """The key by which ``layers.2`` comes before ``layers.10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -34,7 +34,7 @@ from weft.torch.pytorch.private import (
     has_forward_hooks,
     no_torch_function,
 )
-from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix
+from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix, same_states
 from weft.torch.tensors.nested import replace, tensors_in
 from weft.torch.trace.compiled import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
@@ -94,8 +94,13 @@ class Alone:
                 return fingerprints(result)
 
     def run_with_own_stream(self, name: str, run: Callable[[], Any]) -> tuple[Any, bool]:
-        """The result of ``run``, which draws from a stream of its own, and whether it drew."""
+        """The result of ``run``, which draws from a stream of its own, and whether it drew; from the microbatch's where
+        the step has set its seed."""
         streams = self._streams
+        if streams.is_seeded_anew(mix(self._seed, self._index)):
+            before = streams.capture(ALL)
+            result = run()
+            return result, not same_states(before, streams.capture(ALL))
         seed = call_seed(self._seed, self._index, name, self.drawn)
         with streams.own(seed, ALL):
             result = run()

@@ -18,7 +18,7 @@ args, _ = parser.parse_known_args()
 cfg = {
     "microbatches": 2,
     "placement_strategy": "cluster",
-    "pipeline": "interleaved",
+    "pipeline": "1f1b",
     "optimize": "memory",
     "contiguous": True,
     "xla": False,

@@ -21,7 +21,7 @@ USUAL: dict[str, Any] = {"partitions": 2, "microbatches": 4, "forward_s": MS, "b
 
 def planned(transfer_s: float = 0.0) -> Planned:
     """The step of `USUAL` by 1F1B."""
-    made = make("interleaved", 2, 4)
+    made = make("1f1b", 2, 4)
     links = Links.uniform(Link(latency_s=transfer_s))
     return Planned.of(simulate(made.ranks, made.rank_of_stage, [StageCost(MS, 2 * MS)] * 2, links))
 

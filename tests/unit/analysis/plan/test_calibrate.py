@@ -35,7 +35,7 @@ DIVISIONS = [
     Division(data=2, pipeline=2, microbatch=2),
     Division(data=4, pipeline=2, sharded="optimizer"),
     Division(data=4, microbatch=1, sharded="parameters"),
-    Division(pipeline=2, chunks=2, schedule="looped"),
+    Division(pipeline=2, chunks=2, schedule="interleaved_1f1b"),
 ]
 
 

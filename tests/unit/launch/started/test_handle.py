@@ -38,7 +38,7 @@ JOBS = [
     Job("train.py", hosts=2, engine="slurm", time_limit=timedelta(minutes=90), gpus_per_host=3, name="mine"),
     Job(
         "train.py",
-        settings={"pipeline": "simple", "record": "a b", "ddp": True},
+        settings={"pipeline": "gpipe", "record": "a b", "ddp": True},
         variables={"A_KEY": "hidden"},
     ),
 ]

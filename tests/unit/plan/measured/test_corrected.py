@@ -33,7 +33,7 @@ def test_times_of_kinds_that_ran_count_and_the_others_keep_their_proportion() ->
 
 
 def test_a_better_schedule_takes_over() -> None:
-    better = find_better(chosen_for(Option("simple")), SETTINGS, times_of(2.0))
+    better = find_better(chosen_for(Option("gpipe")), SETTINGS, times_of(2.0))
     assert better is not None and better.present_s == pytest.approx(15.0)
     assert better.chosen.schedule.rank_of_stage == (0, 1)
     assert better.chosen.step_s <= 0.95 * better.present_s
@@ -42,12 +42,12 @@ def test_a_better_schedule_takes_over() -> None:
 
 def test_none_takes_over_that_does_not_fit_the_memory() -> None:
     """With so little memory a rank holds one microbatch: all that is faster holds two."""
-    present = chosen_for(Option("interleaved", active=1), StageCost(1.0, 2.0, activation_bytes=MIB))
+    present = chosen_for(Option("1f1b", active=1), StageCost(1.0, 2.0, activation_bytes=MIB))
     assert find_better(present, SETTINGS, times_of(2.0), memory_bytes=MIB) is None
     assert find_better(present, SETTINGS, times_of(2.0), memory_bytes=8 * MIB) is not None
 
 
-@pytest.mark.parametrize("option", [Option("simple", recompute=True), Option("interleaved", active=1)])
+@pytest.mark.parametrize("option", [Option("gpipe", recompute=True), Option("1f1b", active=1)])
 def test_what_saves_memory_stays_or_is_compared(option: Option) -> None:
     found = find_better(chosen_for(option), SETTINGS, times_of(2.0), memory_bytes=8 * MIB)
     assert (found is None) == option.recompute

@@ -30,7 +30,7 @@ def taken(
         stage = StageCost(
             stage_s / 3, 2 * stage_s / 3, activation_bytes=sample_bytes * SAMPLES // number // partitions
         )
-        made = make("interleaved", partitions, number)
+        made = make("1f1b", partitions, number)
         step = simulate(made.ranks, made.rank_of_stage, [stage] * partitions)
         found.append(judge(number, step.step_s, step.peak_bytes, limit_bytes))
     return quickest(found)

@@ -61,7 +61,7 @@ def test_processors_of_one_host_add_gradients_up_where_they_are(cluster, copied)
 def test_the_first_stage_of_korthikanti(chunks, factor):
     """arXiv 2205.05198, section 4.2.3: L layers of 34 s b h / t in all, (1 + (p - 1) / (p v)) times with chunks; and
     section 4.3: s b h p / t for the embedding."""
-    schedule = "interleaved" if chunks == 1 else "looped"
+    schedule = "1f1b" if chunks == 1 else "interleaved_1f1b"
     division = Division(1, 8, 8, chunks, schedule=schedule, recompute="selective")
     expected = (96 * 34 * SBH / 8 + SBH * 8 / 8) * factor
     assert activation_bytes(JOB, division, first(division)) == pytest.approx(expected)
@@ -76,7 +76,7 @@ def test_all_of_korthikanti_without_a_pipeline():
 
 @pytest.mark.parametrize(
     ("schedule", "microbatches", "expected"),
-    [("simple", 12, 12), ("interleaved", 12, 4), ("interleaved", 2, 2), ("zb_v", 12, 4), ("zb_2p", 12, 7)],
+    [("gpipe", 12, 12), ("1f1b", 12, 4), ("1f1b", 2, 2), ("zbv", 12, 4), ("zb_2p", 12, 7)],
 )
 def test_microbatches_held(schedule, microbatches, expected):
     assert held(Division(pipeline=4, schedule=schedule), microbatches) == expected

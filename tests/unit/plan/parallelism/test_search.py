@@ -116,7 +116,7 @@ def test_rates_grow_with_the_batch():
     assert learning_rate(1.0, 1, 4, "adam") == 2.0
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zb_h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_microbatches_from_which_the_bubble_is_small(schedule):
     division = Division(pipeline=8, schedule=schedule, microbatch=1)
     few = fewest_microbatches(JOB, division, MACHINES)
@@ -163,10 +163,12 @@ def test_commands():
     assert "--set sequence_parallel=false" in in_parts
     along = command(Division(tensor=2, pipeline=4), 16, parse_cluster("8xT4"))
     assert "--set tensor_parallel_degree=2 --set sequence_parallel=true" in along
-    division = Division(data=2, pipeline=4, chunks=2, schedule="looped", sharded="optimizer", microbatch=2)
+    division = Division(
+        data=2, pipeline=4, chunks=2, schedule="interleaved_1f1b", sharded="optimizer", microbatch=2
+    )
     assert command(division, 16, parse_cluster("8xT4")) == (
-        "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=looped --set placement_strategy=PDT "
-        "--set chunks=2 --set shard_optimizer_state=true train.py"
+        "weft run -n 8 --set partitions=4 --set microbatches=16 --set pipeline=interleaved_1f1b "
+        "--set placement_strategy=PDT --set chunks=2 --set shard_optimizer_state=true train.py"
     )
     assert "--engine mpirun --mpi-options '-H node1:8,node2:8,...'" in command(
         division, 16, parse_cluster("4x8xT4")

@@ -55,7 +55,7 @@ def test_orders_are_compared_by_rank():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("microbatches", [2, 4, 8, 16])
-@pytest.mark.parametrize("schedule", ["simple", "interleaved", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1", "zbv"])
 def test_bubbles_are_those_of_the_simulation(schedule, ranks, microbatches):
     """For F = I = W the closed form is what weft's own schedules take, to within one F where few microbatches run."""
     made = make(schedule, ranks, microbatches)
@@ -65,7 +65,7 @@ def test_bubbles_are_those_of_the_simulation(schedule, ranks, microbatches):
     rank = Times(1.0, 1.0, 1.0)
     division = Division(pipeline=ranks, chunks=chunks, schedule=schedule)
     longest = max(ends[-1] - starts[0] for starts, ends in zip(step.start_s, step.end_s, strict=True))
-    few = schedule == "zb_v" or microbatches < ranks
+    few = schedule == "zbv" or microbatches < ranks
     assert longest == pytest.approx(
         3 * microbatches + bubble_s(division, rank, rank, microbatches), abs=float(few)
     )
@@ -73,11 +73,11 @@ def test_bubbles_are_those_of_the_simulation(schedule, ranks, microbatches):
 
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_bubbles_of_several_chunks(chunks):
-    made = make("looped", 4, 8, chunks=chunks)
+    made = make("interleaved_1f1b", 4, 8, chunks=chunks)
     cost = StageCost(1.0 / chunks, 2.0 / chunks)
     step = simulate(made.ranks, made.rank_of_stage, [cost] * (4 * chunks))
     rank = Times(1.0, 1.0, 1.0)
-    division = Division(pipeline=4, chunks=chunks, schedule="looped")
+    division = Division(pipeline=4, chunks=chunks, schedule="interleaved_1f1b")
     assert step.step_s == pytest.approx(24 + bubble_s(division, rank, rank, 8))
 
 
@@ -90,7 +90,7 @@ def test_the_head_is_balanced_by_fewer_layers():
 @given(
     st.integers(1, 60),
     st.integers(1, 8),
-    st.sampled_from([("interleaved", 1), ("looped", 2), ("looped", 3), ("zb_v", 2)]),
+    st.sampled_from([("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 3), ("zbv", 2)]),
     st.floats(0.0, 5.0),
 )
 def test_layers_lie_as_evenly_as_they_can(layers, ranks, how, head):
@@ -105,20 +105,19 @@ def test_layers_lie_as_evenly_as_they_can(layers, ranks, how, head):
 @pytest.mark.parametrize("layers", [24, 27, 30, 34])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("interleaved", 1), ("zb_h1", 1), ("looped", 2), ("looped", 3), ("zb_v", 2)]
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 3), ("zbv", 2)],
 )
 def test_steps_of_layers_that_do_not_divide_are_those_of_the_simulation(layers, ranks, schedule, chunks):
     """Formula and simulation have the same layers on each stage; what is left is how uneven stages wait."""
     job, machines = Job(replace(SIZES, layers=layers), 4 * ranks), parse_cluster(f"{ranks}xA100-80")
     division = Division(pipeline=ranks, chunks=chunks, schedule=schedule)
-    made = make(schedule, ranks, 4 * ranks, **({"chunks": chunks} if schedule == "looped" else {}))
+    made = make(schedule, ranks, 4 * ranks, **({"chunks": chunks} if schedule == "interleaved_1f1b" else {}))
     costs = stage_costs(job, machines, division)
     step = simulate(made.ranks, made.rank_of_stage, costs)
     longest = max(ends[-1] - starts[0] for starts, ends in zip(step.start_s, step.end_s, strict=True))
     found = step_of(job, division, machines)
-    assert found.work + found.bubble == pytest.approx(
-        longest if schedule == "zb_v" else step.step_s, rel=0.08
-    )
+    assert found.work + found.bubble == pytest.approx(longest if schedule == "zbv" else step.step_s, rel=0.08)
 
 
 def test_the_exchange_is_of_what_the_fullest_rank_has():

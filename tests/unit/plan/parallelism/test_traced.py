@@ -27,10 +27,8 @@ HOST = Host("h", host_of("T4").accelerator, 4, Link(), Link(), conduct=FREE)
 
 def test_a_pipeline_takes_what_the_simulation_takes():
     found = traced_search(GRAPH, Machines(HOST, 1), 8, 15e9)
-    plan = next(
-        one for one in found.best if one.division.pipeline == 4 and one.division.schedule == "interleaved"
-    )
-    made = make("interleaved", 4, 8)
+    plan = next(one for one in found.best if one.division.pipeline == 4 and one.division.schedule == "1f1b")
+    made = make("1f1b", 4, 8)
     step = simulate(made.ranks, made.rank_of_stage, [StageCost(0.02, 0.04)] * 4)
     assert plan.step.work + plan.step.bubble == pytest.approx(step.step_s)
     assert plan.memory.activations == 4 * 2 * 30 * MIB
@@ -56,7 +54,7 @@ def test_blocks_that_are_computed_again_keep_their_inputs():
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("schedule", ["simple", "interleaved", "looped", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"])
 def test_microbatches_held_are_those_of_the_schedules(schedule, ranks):
     """The most that each rank of weft's own schedules has between a forward pass and its last backward pass."""
     made = make(schedule, ranks, 8)

@@ -38,9 +38,9 @@ def drawn(division: Division, batch: int) -> tuple[Plan, Pipeline]:
     [
         Division(data=8, pipeline=4),
         Division(data=8, pipeline=4, schedule="zb_h1"),
-        Division(data=8, pipeline=4, schedule="looped", chunks=2),
-        Division(data=8, pipeline=4, schedule="zb_v", chunks=2),
-        Division(data=4, pipeline=8, schedule="simple"),
+        Division(data=8, pipeline=4, schedule="interleaved_1f1b", chunks=2),
+        Division(data=8, pipeline=4, schedule="zbv", chunks=2),
+        Division(data=4, pipeline=8, schedule="gpipe"),
     ],
     ids=str,
 )
@@ -56,7 +56,7 @@ def test_a_whole_step_is_as_long_as_its_formula(division):
 
 
 def test_boxes_follow_each_other():
-    _, found = drawn(Division(data=8, pipeline=4, schedule="looped", chunks=2), 128)
+    _, found = drawn(Division(data=8, pipeline=4, schedule="interleaved_1f1b", chunks=2), 128)
     for lane in found.lanes:
         ends = 0.0
         for box in sorted(lane.boxes, key=lambda box: box.start):
@@ -71,7 +71,7 @@ def test_boxes_follow_each_other():
         (Division(data=1, pipeline=32), 640, (8, 16)),
         (Division(data=16, pipeline=2), 1024, (2, 16)),
         (Division(data=1, pipeline=32), 8, (8, 8)),
-        (Division(data=4, pipeline=8, schedule="looped", chunks=5), 256, (3, 15)),
+        (Division(data=4, pipeline=8, schedule="interleaved_1f1b", chunks=5), 256, (3, 15)),
     ],
     ids=str,
 )
@@ -91,7 +91,7 @@ def test_stages_have_all_layers_and_the_head():
     job = Job(LARGE, 1024)
     for division in (
         Division(pipeline=32),
-        Division(pipeline=8, chunks=5, schedule="looped"),
+        Division(pipeline=8, chunks=5, schedule="interleaved_1f1b"),
         Division(pipeline=2),
     ):
         one = stage_costs(job, MACHINES, Division())[0]
@@ -117,7 +117,7 @@ def test_every_plan_that_is_found_can_be_drawn(cluster):
 
 
 @pytest.mark.parametrize(
-    "division", [Division(pipeline=32), Division(pipeline=8, chunks=5, schedule="looped")], ids=str
+    "division", [Division(pipeline=32), Division(pipeline=8, chunks=5, schedule="interleaved_1f1b")], ids=str
 )
 def test_a_pipeline_that_is_cut_ends_in_the_stage_with_the_head(division: Division):
     _, found = drawn(division, 640)

@@ -125,7 +125,7 @@ def in_order(program, text, microbatches, phases):
 
 
 def test_the_order_is_that_of_the_schedule():
-    actions = schedule.make("interleaved", ranks=2, microbatches=2).ranks[0]
+    actions = schedule.make("1f1b", ranks=2, microbatches=2).ranks[0]
     found = program(0, 3).order(actions, 2, Phases((0, 1), 2))
     assert found == [(0, 0), (0, 1), (3, 0), (3, 1)]
 

@@ -37,8 +37,8 @@ def placement(dice, graph, partitions):
 def actions(dice, partitions, stages, microbatches):
     """The lists of a schedule for these stages."""
     if stages == tuple(range(partitions)) and dice.random() < 0.7:
-        return schedule.make(dice.choice(("interleaved", "simple")), partitions, microbatches).ranks
-    for name in ("looped", "looped_bfs"):
+        return schedule.make(dice.choice(("1f1b", "gpipe")), partitions, microbatches).ranks
+    for name in ("interleaved_1f1b", "looped_bfs"):
         made = schedule.make(name, partitions, microbatches)
         if made.rank_of_stage == stages and dice.random() < 0.7:
             return made.ranks

@@ -69,6 +69,6 @@ def test_contiguous_gives_way_where_units_must_be_together(caplog):
 
 def test_contiguous_and_several_visits_exclude_each_other():
     with pytest.raises(
-        ConfigError, match='contiguous is true, and with pipeline "looped" a microbatch visits'
+        ConfigError, match='contiguous is true, and with pipeline "interleaved_1f1b" a microbatch visits'
     ):
-        _check(Settings(partitions=2, pipeline="looped", contiguous=True))
+        _check(Settings(partitions=2, pipeline="interleaved_1f1b", contiguous=True))

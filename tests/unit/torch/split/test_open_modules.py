@@ -78,11 +78,11 @@ def test_a_loss_that_the_model_computes_counts_for_its_last_unit():
 @pytest.mark.parametrize(
     ("settings", "first"),
     [
-        ({"pipeline": "interleaved", "microbatches": 2}, 5),
-        ({"pipeline": "interleaved", "microbatches": 8}, 4),
-        ({"pipeline": "interleaved", "microbatches": 1}, 4),
-        ({"pipeline": "interleaved", "microbatches": 2, "optimize": "memory", "memory_weight": 0.0}, 4),
-        ({"pipeline": "simple", "microbatches": 2}, 4),
+        ({"pipeline": "1f1b", "microbatches": 2}, 5),
+        ({"pipeline": "1f1b", "microbatches": 8}, 4),
+        ({"pipeline": "1f1b", "microbatches": 1}, 4),
+        ({"pipeline": "1f1b", "microbatches": 2, "optimize": "memory", "memory_weight": 0.0}, 4),
+        ({"pipeline": "gpipe", "microbatches": 2}, 4),
     ],
 )
 def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict[str, Any], first: int):
@@ -98,9 +98,7 @@ def test_the_first_rank_gets_more_where_the_last_one_waits_for_it(settings: dict
 
 def test_loads_stay_even_where_a_shared_parameter_sends_microbatches_back():
     tree = tree_of(Tied())
-    known = Settings(
-        partitions=2, pipeline="interleaved", microbatches=2, optimize="speed", memory_weight=0.0
-    )
+    known = Settings(partitions=2, pipeline="1f1b", microbatches=2, optimize="speed", memory_weight=0.0)
     even = choose(tree, known)
     assert even.stages[0] == even.stages[-1] == 0 and 1 in even.stages
     assert where(choose(tree, known, late=0.5)) != where(even)

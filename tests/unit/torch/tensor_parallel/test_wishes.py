@@ -158,8 +158,8 @@ def test_what_cannot_be_is_one_error(word: str, told: str) -> None:
     with pytest.raises(UsageError) as error:
         find(net, lambda: net(torch.randn(2, 33)), 2)
     assert str(error.value) == (
-        f'not all modules can be cut as weft.set_tensor_parallelism says: 0 is set to "{word}", and {told}. Say True, '
-        "and weft decides, or False, and it stays whole"
+        f'not all modules can be cut as weft.set_tensor_parallelism says: 0 is set to "{word}", and {told}. Write '
+        "True to let weft decide, or False to keep it whole"
     )
 
 
@@ -177,7 +177,7 @@ def test_what_another_reason_keeps_whole_is_refused_too() -> None:
     net = pair()
     weft.set_tensor_parallelism(net[0], "column")
     refuse_whole(net, {"2": "too far apart"})
-    with pytest.raises(UsageError, match='0 is set to "column", and too far apart. Say True'):
+    with pytest.raises(UsageError, match='0 is set to "column", and too far apart. Write True to'):
         refuse_whole(net, {"0": "too far apart", "2": "too far apart"})
 
 

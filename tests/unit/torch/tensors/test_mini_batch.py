@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from weft.errors import SplitError
+from weft.errors import SplitError, UsageError
 from weft.session.cut import Cut, argument_names
-from weft.torch.tensors.mini_batch import MiniBatch, prepare
+from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, told_of_devices
 
 X = torch.arange(24).reshape(8, 3)
 Y = torch.arange(8)
@@ -224,3 +224,19 @@ def test_tensors_of_different_sizes_make_one_microbatch_under_a_trainer():
     batch = prepare(step, (given, 2.0), {}, Cut(adapts=True), 2)
     assert batch.microbatches == 1 and batch.weight(0) == 1.0 and batch.slice(0)[0] == (given, 2.0)
     assert "batch['pairs'] [8, 3], batch['pair'] [4]), so the batch is one microbatch" in batch.told
+
+
+def test_tensors_on_another_device_are_named_with_what_to_write():
+    batch = prepare(step, (None, {"a": X, "b": X.to("meta")}), {}, Cut(), 2)
+    with pytest.raises(
+        UsageError, match=r"^x\['b'\] is on the device meta, where .* have no data, .* computes on cpu"
+    ):
+        refuse_elsewhere(batch, torch.device("cpu"))
+    batch = prepare(step, (None, [X, X]), {}, Cut(), 2)
+    refuse_elsewhere(batch, torch.device("cuda:0"))
+    error = RuntimeError("Expected all tensors to be on the same device, but got cuda:0 and cpu")
+    told = told_of_devices(error, batch, torch.device("cuda:0"))
+    assert told.startswith("x[0], x[1] are on the cpu, and this rank computes on cuda:0, where weft brings")
+    assert told.endswith('write x[1] = x[1].to("cuda") before the step')
+    assert not told_of_devices(error, batch, torch.device("cpu"))
+    assert not told_of_devices(RuntimeError("shapes differ"), batch, torch.device("cuda:0"))

@@ -54,14 +54,13 @@ def _sendable(found: Sequences, traced: Trace, partitions: int, root: nn.Module)
     large = {n: "it holds too much of the model to stay on one partition as a whole" for n in found.regions
              if sum(p.numel() for p in root.get_submodule(n).parameters()) > most}  # fmt: skip
     leaking = {
-        name: "leaves tensors behind by another way than its result (an attribute, a closure), which other partitions "
-        "would not see"
+        name: "stores tensors in an attribute or a closure, which other partitions would not see"
         for name in found.regions
         if any(each == name or is_below(each, name) for each in traced.leaking)
     }
     if leaking:
         log.warning(
-            "%s leaves tensors behind by another way than its result or what it is given (an attribute, a closure), "
+            "%s stores tensors in an attribute or a closure, neither returned nor put into what it is given, "
             "which ranks of other partitions would not see. So it computes whole sequences: let it return them, or put "
             'them into a list, dict or object that it is given, or write "partitions": 1',
             ", ".join(sorted(leaking)[:3]),
