@@ -50,6 +50,7 @@ import smdistributed.dataparallel.torch.distributed, smdistributed.dataparallel.
 assert __version__ == smp.__version__
 smp.init({"microbatches": 2}); smp.init()
 assert smp.state is state and state.cfg.microbatches == 2 and hasattr(state.cfg, "fp16") and not state.cfg.fp16
+assert state.cfg.pipeline == "interleaved"
 assert smp.DP_GROUP is smp.CommGroup.DP_GROUP and smp.PP_RANK is smp.RankType.PP_RANK
 qkv = torch.randn(2, 5, 3, 4, 8)
 layer = FlashAttentionLayer(attention_head_size=8).eval()
