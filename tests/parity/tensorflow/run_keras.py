@@ -454,6 +454,34 @@ def gradients_by_rows(partitions: int) -> None:
 
 
 @check
+def gradients_by_rows_of_a_shape_that_is_not_known(partitions: int) -> None:
+    """So are those of a tensor whose size only the batch tells."""
+    begin(partitions)
+    x, _, _ = rows(16)
+    plain, model = seeded(classifier), weft.DistributedModel(seeded(classifier))
+
+    def gradient_of(net: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(net(tf.gather(x, [0, 2, 0])) ** 2)
+        return tape.gradient(loss, x)
+
+    @weft.step(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x: Any) -> Any:
+        return gradient_of(model, x)
+
+    for count in (16, 12):
+        expected = [gradient_of(plain, part) for part in tf.split(tf.constant(x[:count]), 4)]
+        found = step(x[:count])
+        for one, other in zip(found.outputs, expected, strict=True):
+            near(one.values, other.values, "the rows")
+            assert one.indices.numpy().tolist() == other.indices.numpy().tolist()
+        near(found.merge(), tf.concat([tf.convert_to_tensor(each) for each in expected], 0), "the whole")
+        mean = tf.convert_to_tensor(found.reduce_mean())
+        near(mean, tf.add_n([tf.convert_to_tensor(each) for each in expected]) / 4, "the mean")
+
+
+@check
 def compiled_again(partitions: int) -> None:
     """The arguments of `compile` count from the next `fit` on: the loss, the optimizer, the layers that are trained."""
     begin(partitions)
