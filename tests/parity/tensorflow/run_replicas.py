@@ -5,7 +5,10 @@ weft run -n 4 tests/parity/tensorflow/run_replicas.py NAME ...
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -104,6 +107,166 @@ def embeddings_in_fit() -> None:
         found.append(each.get_weights())
     for at, (expected, value) in enumerate(zip(*found, strict=True)):
         near(value, expected, f"variable {at}", 1e-4)
+
+
+def regression(*more: Any) -> Any:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5)
+    return keras.Sequential([keras.Input((4,)), L.Dense(6, "tanh"), L.Dense(1), *more])
+
+
+class Cubed(keras.metrics.Metric):
+    """As Keras's pages have it: a state that is added to, and a result that is no mean of the copies' results."""
+
+    def __init__(self) -> None:
+        super().__init__(name="cubed")
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign(self.total + keras.ops.sum(y_pred**2))
+
+    def result(self) -> Any:
+        return self.total**3
+
+
+class Own(keras.Model):
+    """Metrics of its own, one of which has a name that is no metric's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.error = regression(), keras.metrics.RootMeanSquaredError(name="error")
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def compute_loss(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: Any = None
+    ) -> Any:
+        loss = keras.ops.mean((y_pred - y) ** 2)
+        self.tracker.update_state(loss)
+        return loss
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        self.error.update_state(y, y_pred)
+        return found | {
+            "error": self.error.result(),
+            "mean": tf.reduce_mean(y_pred),
+            "loss": 2.0 * found["loss"],
+        }
+
+
+def numbers() -> tuple[Any, Any, Any, Any]:
+    """What is learned in every row, and validated in those of the first copy; the second copy's say the contrary."""
+    draw = np.random.default_rng(3)
+    x, more = draw.normal(size=(16, 4)).astype("float32"), draw.normal(size=(9, 4)).astype("float32")
+    sign = np.where(np.arange(len(more)) % 2, -0.3, 1.5)[:, None]
+    return x, x.sum(1, keepdims=True), more, sign * more.sum(1, keepdims=True)
+
+
+class Kept(keras.callbacks.Callback):
+    """Notes what callbacks are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.told.append((f"batch {batch}", dict(logs)))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.told.append(("test", dict(logs)))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.told.append((f"epoch {epoch}", dict(logs)))
+
+
+def alike(told: Any, expected: Any, what: str) -> None:
+    assert [name for name, _ in told] == [name for name, _ in expected], (what, told, expected)
+    for (name, one), (_, other) in zip(told, expected, strict=True):
+        assert sorted(one) == sorted(other), (what, name, one, other)
+        for key, value in other.items():
+            near(one[key], value, f"{what}: {key} of {name}", 1e-4)
+
+
+@check
+def callbacks_decide_alike() -> None:
+    """They are told what one process is told, also where the copies' own numbers would decide otherwise."""
+    x, y, more_x, more_y = numbers()
+    halves = [(more_x[at::2], more_y[at::2]) for at in (0, 1)]
+    found: list[list[float]] = []
+    results = []
+    for wrap in (lambda net: net, weft.DistributedModel):
+        model, kept = wrap(regression()), Kept()
+        given = [x, y, more_x, more_y]
+        if wrap is weft.DistributedModel:
+            given = own(*given)
+        else:
+            kept.on_epoch_end = lambda epoch, logs, keep=kept.on_epoch_end, net=model: (
+                keep(epoch, logs), found.append([float(np.mean((net(a) - b) ** 2)) for a, b in halves]),
+            )  # fmt: skip
+        ranks = os.getppid() if wrap is weft.DistributedModel else os.getpid()
+        path = Path(tempfile.gettempdir(), f"replicas-{ranks}.weights.h5")
+        best = keras.callbacks.ModelCheckpoint(path, "val_loss", save_best_only=True, save_weights_only=True)
+        slower = keras.callbacks.ReduceLROnPlateau("val_mae", factor=0.5, patience=0, min_delta=0.05)
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+        metrics = ["mae", keras.metrics.RootMeanSquaredError(name="root"), Cubed()]
+        model.compile(optimizers.SGD(0.1), "mse", metrics=metrics, jit_compile=False)
+        model.fit(
+            *given[:2], batch_size=len(given[0]) // 2, epochs=7, shuffle=False, verbose=0,
+            validation_data=tuple(given[2:]), validation_batch_size=1, callbacks=[kept, best, slower, stop],
+        )  # fmt: skip
+        rate = float(model.optimizer.learning_rate)
+        results.append((kept.told, len(found), rate, best.best, model.get_weights()))
+    for number in (0, 1):
+        rises = [
+            after > before
+            for before, after in zip(found, found[1:], strict=False)
+            for before, after in [(before[number], after[number])]
+        ]
+        assert any(rises) == bool(number), (number, found)
+    (told, epochs, rate, least, weights), (own_told, own_epochs, own_rate, own_least, own_weights) = results
+    alike(own_told, told, "fit")
+    assert (own_epochs, own_rate) == (epochs, rate)
+    near(own_least, least, "the best loss", 1e-4)
+    for one, other in zip(own_weights, weights, strict=True):
+        near(one, other, "the weights at the end", 1e-4)
+
+
+@check
+def logs_of_own_metrics() -> None:
+    x, y, more_x, more_y = numbers()
+    told = []
+    for wrap in (lambda net: net, weft.DistributedModel):
+        model, kept = wrap(Own()), Kept()
+        given = (
+            own(x, y, more_x[:8], more_y[:8])
+            if wrap is weft.DistributedModel
+            else [x, y, more_x[:8], more_y[:8]]
+        )
+        model.compile(optimizers.SGD(0.1), "mse", jit_compile=False)
+        model.fit(
+            *given[:2], batch_size=len(given[0]) // 2, epochs=2, shuffle=False, verbose=0, callbacks=[kept],
+            validation_data=tuple(given[2:]), validation_batch_size=8,
+        )  # fmt: skip
+        told.append(kept.told)
+    alike(told[1], told[0], "fit")
+
+
+@check
+def a_number_that_is_none() -> None:
+    """In the data of one copy: all end."""
+    x, y, _, _ = numbers()
+    x[12] = np.nan
+    model = weft.DistributedModel(regression())
+    model.compile(optimizers.SGD(0.1), "mse", jit_compile=False)
+    stop, kept = keras.callbacks.TerminateOnNaN(), Kept()
+    given = own(x, y)
+    model.fit(*given, batch_size=2, epochs=3, shuffle=False, verbose=0, callbacks=[stop, kept])
+    assert [name for name, _ in kept.told] == ["batch 0", "batch 1", "batch 2", "batch 3", "epoch 0"], (
+        kept.told
+    )
 
 
 def run(name: str, _: int) -> tuple[str, dict[str, Any]]:

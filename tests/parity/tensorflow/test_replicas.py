@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import long
+from tests.long import long, one_in
 from tests.parity.jobs import Outcome, outcomes
 from tests.parity.tensorflow.jobs import WARM, checks_of, start
 
@@ -42,7 +42,9 @@ def outcome_of(request: pytest.FixtureRequest) -> Callable[[int, str], Outcome]:
 
 
 @pytest.mark.timeout(1200)  # setting up the first item runs the job of all
-@pytest.mark.parametrize(("ranks", "check"), [(4, name) for name in checks_of("run_replicas.py")], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "check"), one_in(2, [(4, name) for name in checks_of("run_replicas.py")]), ids=str
+)
 def test_copies_of_a_split_model_train_as_one_process(ranks, check, outcome_of):
     outcome = outcome_of(ranks, check)
     assert not outcome.faults(), outcome.faults()
