@@ -115,10 +115,11 @@ class StepOutput(NotATensor):
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if not any(map(tf.is_tensor, self.weights)) and len(set(self.weights)) == 1:
-            total = self._sum(outputs)
-            return (
-                total if self.weights[0] == 1.0 else with_values(total, lambda values: values / len(outputs))
-            )
+            total, weight, count = self._sum(outputs), self.weights[0], len(outputs)
+            if weight == 1.0:
+                return total
+            share = functools.partial(tf.multiply, weight)
+            return with_values(total, (lambda values: values / count) if weight == 1.0 / count else share)
         shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
         pairs = zip(shares, outputs, strict=True)
         return self._sum([with_values(each, functools.partial(tf.multiply, share)) for share, each in pairs])

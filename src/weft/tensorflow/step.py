@@ -21,6 +21,7 @@ from weft.tensorflow.execution.messages import Messages, compare_calls
 from weft.tensorflow.execution.xla import compile_phases
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
+from weft.tensorflow.replicas.weights import Weights
 from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
@@ -239,6 +240,7 @@ class Step:
         means = (
             Means(lambda tensors: average(tensors, joined, compiled.number)) if joined.mesh.rdp > 1 else None
         )
+        weights = Weights(joined, shares)
         leaves: list[Any] = []
         flat = tf.nest.flatten(captured.result[0])
         for number, leaf in enumerate(flat):
@@ -252,8 +254,13 @@ class Step:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
                 entries = _entries(results[number], masks, places, shapes, kind)
-                weights = weights_of(kind.reduction, denominators, shares)
-                leaves.append(StepOutput(entries, weights, key, None if key is None else means))
+                averaged = key is not None or self.title == "fit"  # which shows the loss of all copies
+                weigh = weights.of_all if averaged else weights.of_copy
+                leaves.append(
+                    StepOutput(
+                        entries, weigh(kind.reduction, denominators), key, None if key is None else means
+                    )
+                )
         return _without_others(captured.result[0], iter(leaves))
 
 

@@ -255,6 +255,31 @@ def logs_of_own_metrics() -> None:
 
 
 @check
+def losses_that_are_no_means() -> None:
+    """Copies are added up by what Keras divides a loss by, as microbatches are."""
+    x, y, _, _ = numbers()
+    weights = np.random.default_rng(4).random(len(x)) + np.arange(len(x)) % 2
+    kinds = keras.losses.MeanSquaredError
+    for reduction, given in (("sum", None), ("mean_with_sample_weight", weights)):
+        found = []
+        for wrap in (lambda net: net, weft.DistributedModel):
+            model, kept = wrap(regression()), Kept()
+            batch, more = (
+                ([x, y], [weights]) if wrap is not weft.DistributedModel else (own(x, y), own(weights))
+            )
+            model.compile(optimizers.SGD(0.05), kinds(reduction=reduction), jit_compile=False)
+            model.fit(
+                *batch, sample_weight=None if given is None else more[0], batch_size=len(batch[0]) // 2, epochs=2,
+                shuffle=False, verbose=0, callbacks=[kept],
+            )  # fmt: skip
+            found.append((kept.told, model.get_weights()))
+        (told, values), (own_told, own_values) = found
+        for one, other in zip(own_values, values, strict=True):
+            near(one, other, f"{reduction}: weights", 1e-4)
+        alike(own_told, told, reduction)
+
+
+@check
 def a_number_that_is_none() -> None:
     """In the data of one copy: all end."""
     x, y, _, _ = numbers()

@@ -1,8 +1,8 @@
-"""What callbacks are told where a model has copies: the numbers of one process, the same on each of them.
+"""What callbacks are told: the numbers of one process, the same on every rank.
 
 A copy's own numbers are those of its data. A callback that stops, saves or slows down by them would do so on one copy
 and not on another. So the states of metrics are merged as Keras merges them over devices: each variable says how, and
-most are sums. What is no metric's result is averaged.
+most are sums. What is no metric's result is averaged. A metric of a layer has its states on the layer's partition.
 """
 
 from __future__ import annotations
@@ -20,23 +20,30 @@ from weft.tensorflow.session.session import Session
 
 
 def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
-    """The logs of a batch, or of an epoch or an evaluation at its end; every copy calls this, outside of graphs.
+    """The logs of a batch, or of an epoch or an evaluation at its end; every rank calls this, outside of graphs.
 
-    ``model``: a model of any Keras, whose metrics have seen this copy's data.
+    ``model``: a model of any Keras that is split, whose metrics have seen this copy's data.
     """
-    if session.mesh.rdp == 1 or not isinstance(logs, Mapping):
+    states = list({id(each): each for metric in model.metrics for each in metric.variables}.values())
+    owners = [model.owner_of(each) for each in states] if session.mesh.pp > 1 else [None] * len(states)
+    if not isinstance(logs, Mapping) or (
+        session.mesh.rdp == 1 and not any(owner is not None for owner in owners)
+    ):
         return logs
     numbers = {name: np.asarray(value) for name, value in logs.items()}
     numbers = {name: value for name, value in numbers.items() if value.dtype.kind in "fiub"}
-    states = list({id(each): each for metric in model.metrics for each in metric.variables}.values())
-    with session.guarded(), session.doing("the logs of all copies"):
-        check = Check(session, "rdp", [f"{len(states)} states of metrics", *numbers])
-        copies, first = len(session.peers("rdp")), session.position("rdp") == 0
+    with session.guarded(), session.doing("the logs of all ranks"):
+        check = Check(session, "world", [f"{len(states)} states of metrics", *numbers])
+        copies, here, first = session.mesh.rdp, session.position("pp"), session.position("rdp") == 0
         own = [np.array(each) for each in states]
         results = model.get_metrics_result()
-        parts = [value * _weight(each, copies, first) for each, value in zip(states, own, strict=True)]
+        parts = [
+            _counted(value, _weight(each, copies, first) if (owner or 0) == here else 0)
+            for each, owner, value in zip(states, owners, own, strict=True)
+        ]
+        parts += [_counted(value, 0 if here else 1.0 / copies) for value in numbers.values()]
         check.finish()
-        sums = _sums([*parts, *(value / copies for value in numbers.values())], session.group("rdp"))
+        sums = _sums(parts, session.group("world"))
     for each, before, value in zip(states, own, sums, strict=False):
         each.assign(value.astype(before.dtype))
     try:
@@ -47,8 +54,15 @@ def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
     found = dict(logs)
     for (name, value), mean in zip(numbers.items(), sums[len(states) :], strict=True):
         is_result = name in results and _same(results[name], value)
-        found[name] = merged[name] if is_result else tf.constant(mean)
+        found[name] = (
+            merged[name] if is_result else tf.constant(mean, value.dtype if value.dtype.kind == "f" else None)
+        )
     return found
+
+
+def _counted(value: Any, weight: Any) -> Any:
+    """What a rank adds to a sum; what does not count may be no number."""
+    return value * weight if weight else np.zeros(value.shape)
 
 
 def _sums(parts: list[Any], group: Any) -> list[Any]:
@@ -59,7 +73,7 @@ def _sums(parts: list[Any], group: Any) -> list[Any]:
     dist.all_reduce(flat, group=group)
     ends = np.cumsum([each.size for each in parts])
     pieces = np.split(flat.numpy(), ends[:-1])
-    return [piece.reshape(each.shape).astype(each.dtype) for piece, each in zip(pieces, parts, strict=True)]
+    return [piece.reshape(each.shape) for piece, each in zip(pieces, parts, strict=True)]
 
 
 def _weight(variable: Any, copies: int, first: bool) -> Any:
