@@ -52,6 +52,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "torch/context_parallel": ("tests/parity/test_sequences.py",),
     "torch/data_parallel": ("tests/parity/test_data_parallel.py",),
     "torch/execution": (BEHAVIOUR,),
+    "torch/keras_layers": ("tests/integrations/test_keras_layers.py",),
     "torch/model": (BEHAVIOUR, "tests/unit/torch/test_two_ranks.py"),
     "torch/optimizer": ("tests/parity/test_shares.py", "tests/unit/torch/test_two_ranks.py"),
     "torch/placed": (BEHAVIOUR,),

@@ -44,7 +44,7 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("agreement", "amp", "backward", "delayed_parameters", "tensor_parallel", "watching"),
+        ("agreement", "amp", "backward", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
         ("context_parallel", "replicas"),
         ("clip", "data_parallel"), ("optimizer",),
         ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),

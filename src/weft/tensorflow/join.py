@@ -51,8 +51,9 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
 
     Raises :class:`ConfigError` for settings that are wrong, on every rank, :class:`DivergenceError` on every rank
     when they were started with different ones, and :class:`UsageError` where TensorFlow works already and has too few
-    threads; nothing has been changed then.
+    threads, or where Keras runs on another framework; nothing has been changed then.
     """
+    _check_backend()
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(with_named(config, named), os.environ, place.world_size)
     _check(settings)
@@ -142,6 +143,17 @@ def describe_start(settings: Settings) -> dict[str, str]:
         "the version of Python": ".".join(map(str, sys.version_info[:2])),
         "the script": os.path.basename(sys.argv[0]) if sys.argv else "",
     }
+
+
+def _check_backend() -> None:
+    """Refuse models of Keras that are none of TensorFlow's."""
+    found = keras.config.backend()
+    if found != "tensorflow":
+        other = ", or give the model to weft.torch" if found == "torch" else ""
+        raise UsageError(
+            f"Keras runs on {found} here, and weft.tensorflow splits its models on TensorFlow: start the job with "
+            f"KERAS_BACKEND=tensorflow{other}"
+        )
 
 
 def _check(settings: Settings) -> None:

@@ -131,9 +131,11 @@ class SplitModel(Mixin):
     def finish_partition(self, owners: dict[int, int], placement: Any = None) -> None:
         """Know the partition of each variable, by its key; the first time, do what had to wait for that.
 
-        Only the model's own count: the key of a variable that is gone may become that of another one.
+        Only the model's own count, those of its metrics among them: the key of a variable that is gone may become that
+        of another one.
         """
-        own = (private.key_of(private.handle_of(variable)) for variable in self.all_variables())
+        metrics = [variable for metric in self.metrics for variable in metric.variables]
+        own = (private.key_of(private.handle_of(each)) for each in (*self.all_variables(), *metrics))
         self._owners.update({key: owners[key] for key in own if key in owners})
         if self.placement is None:
             private.set_untracked(self, "placement", placement)

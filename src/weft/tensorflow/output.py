@@ -29,11 +29,23 @@ def is_gradient(tensor: Any) -> bool:
     return variable_of_gradient(tensor) is not None
 
 
-def _changed(tensor: Any, change: Callable[[Any], Any]) -> Any:
+def with_values(tensor: Any, change: Callable[[Any], Any]) -> Any:
     """A tensor, or rows of one, with other values."""
     if isinstance(tensor, tf.IndexedSlices):
         return tf.IndexedSlices(change(tensor.values), tensor.indices, tensor.dense_shape)
     return change(tensor)
+
+
+def _shape_of(gradients: Sequence[Any]) -> Any:
+    """The shape of which all of these gradients have rows."""
+    first, *others = (each.dense_shape for each in gradients)
+    if first is None or tf.get_static_value(first) is not None:
+        return first
+    same = [
+        tf.debugging.assert_equal(each, first, "microbatches have rows of other shapes") for each in others
+    ]
+    with tf.control_dependencies([each for each in same if each is not None]):
+        return tf.identity(first)
 
 
 def _kept(weight: Any, values: Any) -> Any:
@@ -103,11 +115,14 @@ class StepOutput(NotATensor):
         if not outputs[0].dtype.is_floating and not outputs[0].dtype.is_complex:
             outputs = [tf.cast(each, tf.float32) for each in outputs]
         if not any(map(tf.is_tensor, self.weights)) and len(set(self.weights)) == 1:
-            total = self._sum(outputs)
-            return total if self.weights[0] == 1.0 else _changed(total, lambda values: values / len(outputs))
+            total, weight, count = self._sum(outputs), self.weights[0], len(outputs)
+            if weight == 1.0:
+                return total
+            share = functools.partial(tf.multiply, weight)
+            return with_values(total, (lambda values: values / count) if weight == 1.0 / count else share)
         shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
         pairs = zip(shares, outputs, strict=True)
-        return self._sum([_changed(each, functools.partial(tf.multiply, share)) for share, each in pairs])
+        return self._sum([with_values(each, functools.partial(tf.multiply, share)) for share, each in pairs])
 
     def accumulate(self, method: str = "add_n", var: Any = None) -> Any:
         """The mean over microbatches: the gradient of the mini-batch's mean loss; shape of one entry.
@@ -128,7 +143,7 @@ class StepOutput(NotATensor):
     def reduce_sum(self) -> Any:
         """The sum over microbatches; shape of one entry."""
         kept = [
-            _changed(each, functools.partial(_kept, weight)) if tf.is_tensor(weight) else each
+            with_values(each, functools.partial(_kept, weight)) if tf.is_tensor(weight) else each
             for weight, each in zip(self.weights, self.outputs, strict=True)
         ]
         return self._sum(kept)
@@ -163,7 +178,7 @@ class StepOutput(NotATensor):
             values, indices = (
                 tf.concat([getattr(each, name) for each in outputs], 0) for name in ("values", "indices")
             )
-            return tf.IndexedSlices(values, indices, outputs[0].dense_shape)
+            return tf.IndexedSlices(values, indices, _shape_of(outputs))
         total = outputs[0]
         for each in outputs[1:]:
             total = total + each

@@ -21,6 +21,7 @@ from weft.tensorflow.execution.messages import Messages, compare_calls
 from weft.tensorflow.execution.xla import compile_phases
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
+from weft.tensorflow.replicas.weights import Weights
 from weft.tensorflow.session.freeing import free_others
 from weft.tensorflow.session.session import Session, session
 from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
@@ -28,7 +29,7 @@ from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import watch_losses, weights_of
-from weft.tensorflow.trace.returned import Returned, rows_of, with_rows
+from weft.tensorflow.trace.returned import Returned, known_of, rows_of, with_rows
 from weft.tensorflow.verify.one_process import Proof
 from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
 
@@ -150,8 +151,8 @@ class Step:
             compiled.prove = WholeBatch(joined, title, self._traced, batch, compiled.capture, strict).prove
 
     def _run(self, batch: MiniBatch, tensors: Sequence[Any]) -> tuple[Any, list[Returned]]:
-        """The result of a microbatch, with its masks, what its losses are divided by and the places of its rows; and
-        what is known of each tensor of it."""
+        """The result of a microbatch, with its masks, what its losses are divided by, the places of its rows and the
+        shapes of their wholes; and what is known of each tensor of it."""
         args, kwargs = batch.arguments(tensors)
         with watch_losses() as losses:
             result = self._traced(*args, **kwargs)
@@ -159,9 +160,13 @@ class Step:
         reductions = [losses.of(leaf) if batch.microbatches > 1 else None for leaf in leaves]
         masks = [private.mask_of(leaf) for leaf in leaves]
         values, places, shapes = zip(*map(rows_of, leaves), strict=True) if leaves else ((), (), ())
+        known = list(map(known_of, places, shapes, reductions))
         result = tf.nest.pack_sequence_as(result, values)
         denominators = [each and each.denominator for each in reductions]
-        return (result, masks, denominators, list(places)), list(map(Returned, reductions, shapes))
+        open_shapes = [
+            shape if each.shape is None else None for each, shape in zip(known, shapes, strict=True)
+        ]
+        return (result, masks, denominators, list(places), open_shapes), known
 
     def _emit(self, batch: MiniBatch, compiled: Compiled, way: Any, tensors: list[Any]) -> list[list[Any]]:
         feeds = [compiled.feeds(part) for part in batch.slices(tensors)]
@@ -235,10 +240,11 @@ class Step:
         means = (
             Means(lambda tensors: average(tensors, joined, compiled.number)) if joined.mesh.rdp > 1 else None
         )
+        weights = Weights(joined, shares)
         leaves: list[Any] = []
         flat = tf.nest.flatten(captured.result[0])
         for number, leaf in enumerate(flat):
-            masks, denominators, places = (results[at * len(flat) + number] for at in (1, 2, 3))
+            masks, denominators, places, shapes = (results[at * len(flat) + number] for at in (1, 2, 3, 4))
             kind = compiled.returned[number]
             key = captured.gradients[number]
             owner = EVERYWHERE if key is None else compiled.owners.get(key, EVERYWHERE)
@@ -247,9 +253,14 @@ class Step:
             elif captured.record.results[number] is None:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
-                entries = _entries(results[number], masks, places, kind)
-                weights = weights_of(kind.reduction, denominators, shares)
-                leaves.append(StepOutput(entries, weights, key, None if key is None else means))
+                entries = _entries(results[number], masks, places, shapes, kind)
+                averaged = key is not None or self.title == "fit"  # which shows the loss of all copies
+                weigh = weights.of_all if averaged else weights.of_copy
+                leaves.append(
+                    StepOutput(
+                        entries, weigh(kind.reduction, denominators), key, None if key is None else means
+                    )
+                )
         return _without_others(captured.result[0], iter(leaves))
 
 
@@ -258,11 +269,13 @@ def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
     return tf.py_function(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
 
 
-def _entries(values: Sequence[Any], masks: Sequence[Any], places: Sequence[Any], kind: Returned) -> list[Any]:
+def _entries(
+    values: Sequence[Any], masks: Sequence[Any], places: Sequence[Any], shapes: Sequence[Any], kind: Returned
+) -> list[Any]:
     """One tensor of the result for each microbatch, from its parts."""
     return [
-        private.with_mask(with_rows(value, place, kind.shape), mask)
-        for value, mask, place in zip(values, masks, places, strict=True)
+        private.with_mask(with_rows(value, place, shape, kind), mask)
+        for value, mask, place, shape in zip(values, masks, places, shapes, strict=True)
     ]
 
 
@@ -272,10 +285,9 @@ def _collect(shares: list[Any], results: list[Any], returned: list[Returned]) ->
     leaves = []
     for number, kind in enumerate(returned):
         values = [each[number] for each in flat]
-        masks, denominators, places = ([each[at][number] for each in results] for at in (1, 2, 3))
-        leaves.append(
-            _entry(_entries(values, masks, places, kind), weights_of(kind.reduction, denominators, shares))
-        )
+        masks, denominators, places, shapes = ([each[at][number] for each in results] for at in (1, 2, 3, 4))
+        entries = _entries(values, masks, places, shapes, kind)
+        leaves.append(_entry(entries, weights_of(kind.reduction, denominators, shares)))
     return tf.nest.pack_sequence_as(results[0][0], leaves)
 
 

@@ -17,16 +17,15 @@ from weft.session.cut import Cut, Joined
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.export import gathered
 from weft.tensorflow.checkpoint.run import Run
+from weft.tensorflow.replicas.logs import logs_of_all
 from weft.tensorflow.session.session import session
 from weft.tensorflow.step import Step
 from weft.tensorflow.trace.denominators import SAMPLES, SeveralDenominators, watch_losses
 
 log = logging.getLogger("weft")
 
-Mixin: Any = object  # beside a class of Keras
 
-
-class Training(Mixin):
+class Training(private.TellsLogs):
     """What a Keras model does with a batch, by steps of weft where there is more than one rank."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -124,6 +123,10 @@ class Training(Mixin):
         self._check_saved()
         with run.fitting(self, given.get("x"), given.get("steps_per_epoch"), given.get("initial_epoch", 0)):
             return super().fit(*call.args, **call.kwargs)
+
+    def tell(self, logs: Any) -> Any:
+        """What callbacks are told: the numbers of all copies of the model."""
+        return logs_of_all(self, logs, session())
 
     def _written_once(self, callbacks: Any) -> list[Any]:
         """The callbacks of this rank: files are written by the first one."""

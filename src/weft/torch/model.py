@@ -26,6 +26,7 @@ from weft.torch.execution.thread_settings import (
     in_microbatch,
     share,
 )
+from weft.torch.keras_layers import is_of_keras, open_layers
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
@@ -90,6 +91,9 @@ class DistributedModel(nn.Module):
         self._comm_hook: tuple[object, Callable[..., Any]] | None = None
         if isinstance(module, DistributedModel):
             raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
+        if not isinstance(module, nn.Module):
+            _refuse_kind(module)
+        open_layers(module)
         _refuse_lazy(module)
         if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
             raise UsageError(
@@ -253,6 +257,19 @@ class DistributedModel(nn.Module):
         """Bring modules there that are elsewhere; those whose parameters are still to be made stay."""
         if not has_delayed(self.module):
             self.module.to(device)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As ``nn.Module`` has it.
+
+        Raises:
+            UsageError: It is a model of Keras, whose ``compile`` is for ``fit``.
+        """
+        if is_of_keras(self.module):
+            raise UsageError(
+                "compile and fit of Keras are there with weft.tensorflow (KERAS_BACKEND=tensorflow): on PyTorch write "
+                "a loop around a function that @weft.step decorates"
+            )
+        super().compile(*args, **kwargs)
 
     def finish_partition(self, plan: Any) -> None:
         """The model has been split (or is whole, on one partition): bring replicas and deferred states in."""
@@ -593,6 +610,16 @@ class DistributedModel(nn.Module):
 
 class NoAttributeError(UsageError, AttributeError):
     """Something of the wrapped module was asked of the model, outside of a step."""
+
+
+def _refuse_kind(module: Any) -> NoReturn:
+    """Refuse what is no module."""
+    keras = (
+        ": weft.tensorflow splits models of Keras on TensorFlow, weft.torch those with KERAS_BACKEND=torch"
+    )
+    raise UsageError(
+        f"DistributedModel takes an nn.Module, not {type(module).__name__}{keras if is_of_keras(module) else ''}"
+    )
 
 
 def _refuse_lazy(module: nn.Module) -> None:

@@ -306,7 +306,11 @@ def compile_of(program: Program, writer: Writer) -> str:
     kind = program.pick("metrics", range(4))
     if kind:
         more.append(f"{('metrics', 'metrics', 'weighted_metrics')[kind - 1]}={shown}")
-    more.append(program.pick("compiled", COMPILED))
+    options = program.pick("compiled", COMPILED)
+    if "recurrent_dropout" in "".join(writer.lines + writer.linear):
+        # XLA compiles no recurrent layers between messages, and draws other numbers in one process
+        options = options.replace("jit_compile=True", "jit_compile=False")
+    more.append(options)
     return (
         f"def optimizer():\n    return keras.optimizers.{optimizer}\n\n\n"
         f"def compiled(model):\n    model.compile(optimizer(), loss={loss}{''.join(f', {each}' for each in more)})\n"

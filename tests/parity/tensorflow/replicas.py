@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow.data_parallel as dp
+from weft.compat.tensorflow import horovod as hvd
 from weft.errors import DivergenceError, UsageError
 from weft.tensorflow import join
 from weft.tensorflow.replicas.average import all_reduce, average, broadcast_from_first
@@ -48,8 +49,8 @@ def batch(number, rank, size):
     return tf.constant(TOKENS[rows]), tf.constant(LABELS[rows])
 
 
-def train_whole():
-    """Losses and weights of one process with the whole batch, without weft."""
+def train_whole(dense=False):
+    """Losses and weights of one process with the whole batch, without weft; `dense`: with gradients that are dense."""
     model, optimizer = net(7), keras.optimizers.Adam(0.05)
 
     @tf.function
@@ -57,8 +58,9 @@ def train_whole():
         with tf.GradientTape() as tape:
             loss = LOSS(labels, model(tokens))
         gradients = tape.gradient(loss, model.trainable_variables)
-        # Keras 3 squares gradients by rows before it adds up rows that repeat; those of replicas are dense.
-        gradients = [tf.convert_to_tensor(each) for each in gradients]
+        # Keras 3 squares gradients by rows before it adds up rows that repeat.
+        if dense:
+            gradients = [tf.convert_to_tensor(each) for each in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
@@ -66,26 +68,28 @@ def train_whole():
     return [*losses, *(float(tf.reduce_sum(each.value)) for each in model.variables)]
 
 
-def train(style, in_graph, compression=dp.Compression.none):
+def train(style, in_graph, compression=dp.Compression.none, names=dp, **options):
     """The same of replicas; they begin with weights of their own, and get the first one's."""
+    options["compression"] = compression
     model = net(7 + dp.rank())
     dp.broadcast_variables(model.variables, root_rank=0)
     optimizer = keras.optimizers.Adam(0.05)
     if style == "optimizer":
-        assert dp.DistributedOptimizer(optimizer, compression=compression) is optimizer
+        assert names.DistributedOptimizer(optimizer, **options) is optimizer
 
     def step(tokens, labels):
         with tf.GradientTape() as tape:
             loss = LOSS(labels, model(tokens))
         if style == "tape":
-            tape = dp.DistributedGradientTape(tape, compression=compression)
+            tape = names.DistributedGradientTape(tape, **options)
         gradients = tape.gradient(loss, model.trainable_variables)
         if style == "allreduce":
             count = len(gradients)
             gradients = [
-                dp.allreduce(tf.convert_to_tensor(each), param_index=at, num_params=count)
-                for at, each in enumerate(gradients)
+                dp.allreduce(each, param_index=at, num_params=count) for at, each in enumerate(gradients)
             ]
+        if style == "each":
+            gradients = [names.allreduce(each) for each in gradients]
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return dp.oob_allreduce(loss)
 
@@ -96,11 +100,22 @@ def train(style, in_graph, compression=dp.Compression.none):
 
 
 def check_training():
-    whole = train_whole()
-    assert whole != train("none", True)
-    for style, in_graph in (("tape", False), ("tape", True), ("optimizer", True), ("allreduce", True)):
-        found = train(style, in_graph)
-        assert np.allclose(found, whole, rtol=1e-5, atol=1e-6), (style, in_graph, found, whole)
+    whole, dense = train_whole(), train_whole(dense=True)
+    assert whole != train("none", True) and not np.allclose(whole, dense, rtol=1e-3)
+    for style, in_graph, options in (
+        ("tape", False, {}),
+        ("tape", True, {}),
+        ("optimizer", True, {}),
+        ("allreduce", True, {}),
+        ("tape", True, {"names": hvd}),
+        ("optimizer", True, {"names": hvd}),
+        ("each", False, {"names": hvd}),
+    ):
+        found = train(style, in_graph, **options)
+        assert np.allclose(found, whole, rtol=1e-5, atol=1e-6), (style, in_graph, options, found, whole)
+    for style, names in (("tape", dp), ("optimizer", hvd)):
+        found = train(style, True, names=names, sparse_as_dense=True)
+        assert np.allclose(found, dense, rtol=1e-5, atol=1e-6), (style, found, dense)
     found = train("tape", True, dp.Compression.fp16)
     assert found != whole and np.allclose(found, whole, rtol=1e-3), (found, whole)
 
@@ -115,8 +130,19 @@ def check_operations():
             assert [each.dtype for each in found] == [dtype, dtype]
             assert np.all(found[0].numpy().astype("float64") == 1.5) and float(found[1]) == 1.0
         assert inside.get_concrete_function(*given).outputs[0].shape == (3, 5)
-    by_rows = tf.IndexedSlices(tf.ones((1, 2)) * (rank + 1), tf.constant([rank]), tf.constant([3, 2]))
-    assert average([by_rows], session())[0].numpy().tolist() == [[0.5, 0.5], [1, 1], [0, 0]]
+    rows = tf.IndexedSlices(
+        tf.ones((rank * 2, 2)), tf.constant([1, 1][: rank * 2], tf.int32), tf.constant([3, 2])
+    )
+    for found in (average([rows], session())[0], tf.function(lambda: average([rows], session())[0])()):
+        assert found.values.numpy().tolist() == [[0.5, 0.5]] * 2 and found.indices.numpy().tolist() == [1, 1]
+        assert tf.convert_to_tensor(found).numpy().tolist() == [[0, 0], [1, 1], [0, 0]]
+    whole = tf.IndexedSlices(tf.constant([rank + 1]), tf.constant([rank], tf.int64), tf.constant([3]))
+    added = hvd.allreduce(whole, average=False)
+    assert added.dtype == tf.int32 and tf.convert_to_tensor(added).numpy().tolist() == [1, 2, 0]
+    assert dp.oob_allreduce(whole, op=dp.ReduceOp.MAX).numpy().tolist() == [1, 2, 0]
+    half = tf.IndexedSlices(tf.ones((1, 2)) * rank, tf.constant([2]), tf.constant([3, 2]))
+    found = dp.oob_allreduce(half, dp.Compression.fp16)
+    assert found.dtype == tf.float32 and found.values.numpy().tolist() == [[0, 0], [0.5, 0.5]]
     mixed = average([tf.ones(3) * rank, tf.ones((2, 2), tf.float64) * rank, tf.zeros((0, 4))], session())
     assert [each.numpy().sum() for each in mixed] == [1.5, 2.0, 0.0] and mixed[2].shape == (0, 4)
     for op, found in (("SUM", [1, 11]), ("MIN", [0, 5]), ("MAX", [1, 6])):

@@ -69,7 +69,7 @@ def same_gradients(model: Any, gradients: Any, expected: list[Any], what: str = 
     assert len(gradients) == len(own), (len(gradients), len(own))
     for gradient, number in zip(gradients, own, strict=True):
         mean = gradient.accumulate() if isinstance(gradient, weft.StepOutput) else gradient
-        near(mean, expected[number], f"{what} of variable {number}")
+        near(tf.convert_to_tensor(mean), expected[number], f"{what} of variable {number}")
 
 
 def plain_gradients(model: Any, x: Any, y: Any, change: Callable[[list[Any]], list[Any]] = list) -> list[Any]:

@@ -289,6 +289,71 @@ def methods_of_the_model(partitions: int) -> None:
     )  # fmt: skip
 
 
+class Watched(L.Layer):
+    """As with `add_metric` of Keras 2: a layer that keeps a mean of what goes through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x: Any) -> Any:
+        self.seen.update_state(x)
+        return x
+
+
+@check
+def metrics_in_steps(partitions: int) -> None:
+    """They see all microbatches, which do not wait for each other for that."""
+    begin(partitions)
+    x, y, weights = rows(16)
+    both = {"p": y, "q": weights[:, None]}
+    waits = "each microbatch waits"
+
+    def fitted() -> None:
+        same_fit("a tracker in the loss", OwnLoss, x, x[:, :3], metrics=["mse"])
+        same_fit(
+            "metrics of layers and outputs", lambda: classifier(Watched()), x, y, {"sample_weight": weights},
+            loss=lambda: CROSS(from_logits=True), metrics=["accuracy"], weighted_metrics=["accuracy"],
+        )  # fmt: skip
+        same_fit(
+            "metrics of several outputs", two_outputs, x, both, loss=lambda: {"p": CROSS(from_logits=True), "q": "mse"},
+            metrics=lambda: {"p": ["accuracy"], "q": ["mae", keras.metrics.RootMeanSquaredError()]},
+            weighted_metrics={"p": ["accuracy"], "q": ["mae"]},
+        )  # fmt: skip
+
+    words = told(fitted)
+    assert waits not in words, words
+    loss_of = CROSS(from_logits=True)
+    results: list[list[float]] = []
+    for split in (False, True):
+        net = seeded(classifier)
+        model = weft.DistributedModel(net) if split else net
+        kinds = keras.metrics
+        metrics = [kinds.SparseCategoricalAccuracy(), kinds.Mean(), kinds.SparseTopKCategoricalAccuracy(2)]
+        counted = tf.Variable(0.0)
+
+        def step(x: Any, y: Any, model: Any = model, metrics: Any = metrics, counted: Any = counted) -> Any:
+            with tf.GradientTape() as tape:
+                predictions = model(x)
+                loss = loss_of(y, predictions)
+            metrics[0].update_state(y, predictions)
+            metrics[1].update_state(loss)
+            metrics[2].update_state(y, predictions)
+            counted.assign_add(tf.reduce_sum(predictions))
+            counted.assign(counted * 0.5)
+            return tape.gradient(loss, model.trainable_variables), loss, metrics[0].result(), counted + 0.0
+
+        if split:
+            words = told(lambda step=step: results.append([weft.step(step)(x, y)[3].outputs]))
+            assert waits not in words, words
+        else:
+            parts = zip(tf.split(x, 4), tf.split(y, 4), strict=True)
+            results.append([[step(*part)[3] for part in parts]])
+        results[-1] += [metric.result() for metric in metrics] + [counted.value()]
+    for number, (one, other) in enumerate(zip(*results, strict=True)):
+        near(other, one, f"metric {number}", 1e-4)
+
+
 @check
 def clipping_of_changed_gradients(partitions: int) -> None:
     begin(partitions)
@@ -451,6 +516,34 @@ def gradients_by_rows(partitions: int) -> None:
         assert (rows.indices.numpy() == expected.indices.numpy()).all()
         near(found[0].reduce_sum().values, expected.values * len(found[0].outputs), "their sum", 1e-4)
         assert found[0].stack().shape == [len(found[0].outputs), 9, 8]
+
+
+@check
+def gradients_by_rows_of_a_shape_that_is_not_known(partitions: int) -> None:
+    """So are those of a tensor whose size only the batch tells."""
+    begin(partitions)
+    x, _, _ = rows(16)
+    plain, model = seeded(classifier), weft.DistributedModel(seeded(classifier))
+
+    def gradient_of(net: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(net(tf.gather(x, [0, 2, 0])) ** 2)
+        return tape.gradient(loss, x)
+
+    @weft.step(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x: Any) -> Any:
+        return gradient_of(model, x)
+
+    for count in (16, 12):
+        expected = [gradient_of(plain, part) for part in tf.split(tf.constant(x[:count]), 4)]
+        found = step(x[:count])
+        for one, other in zip(found.outputs, expected, strict=True):
+            near(one.values, other.values, "the rows")
+            assert one.indices.numpy().tolist() == other.indices.numpy().tolist()
+        near(found.merge(), tf.concat([tf.convert_to_tensor(each) for each in expected], 0), "the whole")
+        mean = tf.convert_to_tensor(found.reduce_mean())
+        near(mean, tf.add_n([tf.convert_to_tensor(each) for each in expected]) / 4, "the mean")
 
 
 @check

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.launching import run_ranks
-from tests.long import long
-from tests.parity.tensorflow.jobs import WARM
+from tests.long import long, one_in
+from tests.parity.jobs import Outcome, outcomes
+from tests.parity.tensorflow.jobs import WARM, checks_of, start
 
 pytest.importorskip("tensorflow")
 
@@ -31,6 +33,21 @@ def close(one, other):
 def test_two_replicas_compute_as_one_process_with_the_whole_batch():
     done = run_ranks(2, HERE / "replicas.py", timeout=300, warm=WARM).check()
     assert done.stdout.count("passed\n") == 2
+
+
+@pytest.fixture(scope="session")
+def outcome_of(request: pytest.FixtureRequest) -> Callable[[int, str], Outcome]:
+    """The outcome of a check on a number of ranks; the first question runs all the selected ones."""
+    return outcomes(request, __file__, "tensorflow/run_replicas.py", "check", start)
+
+
+@pytest.mark.timeout(1200)  # setting up the first item runs the job of all
+@pytest.mark.parametrize(
+    ("ranks", "check"), one_in(2, [(4, name) for name in checks_of("run_replicas.py")]), ids=str
+)
+def test_copies_of_a_split_model_train_as_one_process(ranks, check, outcome_of):
+    outcome = outcome_of(ranks, check)
+    assert not outcome.faults(), outcome.faults()
 
 
 @long
@@ -57,34 +74,3 @@ def test_scripts_for_model_parallelism():
     assert sorted((rank, replica) for rank, replica, *_ in four) == [(0, 0), (1, 0), (2, 1), (3, 1)]
     for *_, here, _ in four:
         assert close(here, losses)
-
-
-EMBEDDING = """
-import sys, keras, numpy as np
-import weft.tensorflow as weft
-
-weft.init(microbatches=2)
-keras.utils.set_random_seed(0)
-layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
-layers.append(keras.layers.Dense(1))
-model = weft.DistributedModel(keras.Sequential(layers))
-model.compile(sys.argv[1], "mse")
-x = np.random.RandomState(0).randint(0, 20, (16, 3))[weft.dp_rank() :: weft.dp_size()]
-for _ in range(2):
-    model.fit(x, x.sum(1, keepdims=True) / 60, batch_size=len(x), verbose=0)
-print("RESULT", [float(np.abs(each).sum()) for each in model.get_weights()], flush=True)
-"""
-
-
-def test_a_warning_says_that_gradients_of_embeddings_are_averaged_as_dense_tensors():
-    """With SGD that changes nothing; with Adam it does, and nobody would see it."""
-    one, two = (run_ranks(n, EMBEDDING, ["sgd"], timeout=200, warm=WARM).check() for n in (1, 2))
-    said = "gradients of embeddings are averaged over the replicas as dense tensors"
-    assert said not in one.stderr and two.stderr.count(said) == 1, two.stderr
-    weights = [
-        json.loads(line.partition("RESULT ")[2])
-        for done in (one, two)
-        for line in done.stdout.splitlines()
-        if "RESULT" in line
-    ]
-    assert len(weights) == 3 and all(close(each, weights[0]) for each in weights)

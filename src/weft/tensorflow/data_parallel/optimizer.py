@@ -23,7 +23,7 @@ def DistributedOptimizer(
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
-    sparse_as_dense: bool = True,
+    sparse_as_dense: bool = False,
     op: Any = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
     *,
@@ -33,7 +33,7 @@ def DistributedOptimizer(
 
     Optimizers of Keras 3 and ``tf_keras``, and of TensorFlow 1, which averages when it computes them. In Keras's
     ``fit`` it needs ``model.compile(..., jit_compile=False)``: XLA has no messages.
-    ``compression``: ``Compression.none`` or ``Compression.fp16``. ``axis``: the ranks that average.
+    ``compression``, ``sparse_as_dense``, ``axis``: as for :class:`DistributedGradientTape`.
 
     Raises:
         UsageError: It is no optimizer; ``device_dense`` or ``device_sparse`` is given, or an ``op`` that is not
@@ -49,7 +49,7 @@ def DistributedOptimizer(
         return optimizer
 
     def averaged(gradients: list[Any]) -> list[Any]:
-        return average_gradients(gradients, compression, axis)
+        return average_gradients(gradients, compression, axis, sparse_as_dense)
 
     methods = {
         "__module__": kind.__module__,

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from weft.errors import UsageError
+from weft.tensorflow.output import with_values
 from weft.tensorflow.replicas import average
 from weft.tensorflow.session.session import session
 
@@ -41,12 +42,16 @@ class _Half(_AsItIs):
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        dense = tf.convert_to_tensor(tensor)
-        return (tf.cast(dense, tf.float16) if dense.dtype.is_floating else dense), dense.dtype
+        given = tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor)
+        return (_cast(given, tf.float16) if given.dtype.is_floating else given), given.dtype
 
     @staticmethod
     def decompress(tensor: Any, known: Any) -> Any:
-        return tf.cast(tensor, known)
+        return _cast(tensor, known)
+
+
+def _cast(tensor: Any, kind: Any) -> Any:
+    return with_values(tensor, lambda values: tf.cast(values, kind))
 
 
 class Compression:
@@ -67,6 +72,8 @@ def allreduce(
     grad: Any = None,
 ) -> Any:
     """A gradient, averaged over the replicas: same shape and type. Every replica calls it for the same gradients.
+
+    One by rows (``tf.IndexedSlices``) has the rows of all replicas.
 
     ``tensor``, or ``grad``: the gradient. ``param_index``: its number among the ``num_params`` gradients of the model.
 
@@ -105,11 +112,20 @@ def overlap(tensor: Any) -> Any:
 
 
 def average_gradients(
-    gradients: Sequence[Any], compression: Any = Compression.none, axis: str = "rdp"
+    gradients: Sequence[Any],
+    compression: Any = Compression.none,
+    axis: str = "rdp",
+    sparse_as_dense: bool = False,
 ) -> list[Any]:
-    """Gradients, averaged over the replicas together; None stays None, gradients by rows become dense."""
+    """Gradients, averaged over the replicas together; None stays None.
+
+    ``sparse_as_dense``: gradients by rows become dense before.
+    """
     there = [number for number, gradient in enumerate(gradients) if gradient is not None]
-    pairs = [compression.compress(gradients[number]) for number in there]
+    given = [gradients[number] for number in there]
+    if sparse_as_dense:
+        given = list(map(tf.convert_to_tensor, given))
+    pairs = list(map(compression.compress, given))
     found = average.average([sent for sent, _ in pairs], session(), axis=axis)
     result: list[Any] = [None] * len(gradients)
     for number, tensor, (_, known) in zip(there, found, pairs, strict=True):

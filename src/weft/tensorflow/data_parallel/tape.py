@@ -12,8 +12,10 @@ from weft.tensorflow.data_parallel.reduction import Compression, ReduceOp, avera
 class DistributedGradientTape:
     """Wraps a ``tf.GradientTape``: what :meth:`gradient` returns is averaged over the replicas.
 
-    Works eagerly and in a ``tf.function``. Gradients by rows become dense, whatever ``sparse_as_dense`` says.
-    ``compression``: ``Compression.none`` or ``Compression.fp16``. ``axis``: the ranks that average.
+    Works eagerly and in a ``tf.function``. ``compression``: ``Compression.none`` or ``Compression.fp16``.
+    ``sparse_as_dense``: gradients of embeddings become dense tensors, instead of having the rows of all replicas:
+    less to send where most rows are used, and another update by Adam and its like of Keras than in one process.
+    ``axis``: the ranks that average.
 
     Raises:
         UsageError: ``device_dense`` or ``device_sparse`` is given, or an ``op`` that is not ``ReduceOp.AVERAGE``.
@@ -25,7 +27,7 @@ class DistributedGradientTape:
         device_dense: str = "",
         device_sparse: str = "",
         compression: Any = Compression.none,
-        sparse_as_dense: bool = True,
+        sparse_as_dense: bool = False,
         op: Any = ReduceOp.AVERAGE,
         *,
         axis: str = "rdp",
@@ -35,6 +37,7 @@ class DistributedGradientTape:
         check_gradients(type(self).__name__, device_dense, device_sparse, op)
         self._tape = tape if tape is not None else tf.GradientTape(persistent, watch_accessed_variables)
         self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
         self._axis = axis
 
     @tf.autograph.experimental.do_not_convert
@@ -42,7 +45,8 @@ class DistributedGradientTape:
         """As that of ``tf.GradientTape``, averaged; every replica calls it, with alike sources."""
         found = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(found, expand_composites=False)
-        return tf.nest.pack_sequence_as(found, average_gradients(flat, self._compression, self._axis))
+        means = average_gradients(flat, self._compression, self._axis, self._sparse_as_dense)
+        return tf.nest.pack_sequence_as(found, means)
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()

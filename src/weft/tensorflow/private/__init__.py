@@ -34,6 +34,7 @@ from weft.tensorflow.private.graphs import step_graph as step_graph
 from weft.tensorflow.private.graphs import tracing_a_step as tracing_a_step
 from weft.tensorflow.private.graphs import type_of as type_of
 from weft.tensorflow.private.graphs import writes as writes
+from weft.tensorflow.private.models import TellsLogs as TellsLogs
 from weft.tensorflow.private.models import begin_fit as begin_fit
 from weft.tensorflow.private.models import build_optimizer as build_optimizer
 from weft.tensorflow.private.models import compute_loss as compute_loss

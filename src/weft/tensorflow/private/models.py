@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from keras.src.losses import loss as losses
 from tensorflow.python.framework import ops
 
 from weft.tensorflow.private.variables import underlying
+
+Mixin: Any = object  # beside a class of Keras
 
 
 def layer_classes() -> list[type]:
@@ -207,6 +210,39 @@ def keras_two_model() -> type:
     """The class of models of ``tf_keras``."""
     found: type = sys.modules["tf_keras"].Model
     return found
+
+
+class TellsLogs(Mixin):
+    """A model of any Keras that changes what callbacks are told."""
+
+    def tell(self, logs: Any) -> Any:
+        """What they are told of a batch that was trained on, of an epoch, of an evaluation."""
+        return logs
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As Keras has it."""
+        super().make_train_function(force)
+        made = self.train_function
+        if not isinstance(made, _Telling):
+            self.__dict__["train_function"] = _Telling(self, made)
+        return self.train_function
+
+    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
+        return self.tell(super()._get_metrics_result_or_logs(logs))
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        return self.tell(super()._validate_and_get_metrics_result(logs))
+
+
+class _Telling:
+    """A function that trains on a batch."""
+
+    def __init__(self, model: Any, function: Any) -> None:
+        self._model, self._function = weakref.ref(model), function
+
+    def __call__(self, *args: Any) -> Any:
+        logs, model = self._function(*args), self._model()
+        return logs if model is None else model.tell(logs)
 
 
 def loss_tracker(model: Any) -> Any:

@@ -6,8 +6,6 @@ in the order of their making, so that the ranks meet in the same call.
 
 from __future__ import annotations
 
-import logging
-import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +22,7 @@ from weft.reduce.lane import Lane
 from weft.session.collectives import gather_texts
 from weft.session.recording import record
 from weft.tensorflow.replicas.flat import Flat
+from weft.tensorflow.replicas.rows import gather_rows, is_by_rows
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.trace import capture
 
@@ -33,21 +32,13 @@ OPERATIONS = {"average": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dis
 
 Run = Callable[[Sequence[Any]], list[Any]]
 
-BY_ROWS = (
-    "gradients of embeddings are averaged over the replicas as dense tensors: Adam, RMSprop, Adagrad and their like of "
-    "Keras then train otherwise than one process does, where these gradients are rows (tf.IndexedSlices). SGD and Lion "
-    "do not"
-)
-log = logging.getLogger("weft")
-_warned: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
-
 
 @tf.autograph.experimental.do_not_convert
 def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str = "rdp") -> list[Any]:
     """The mean of each tensor over the replicas, in its shape and type. Every replica calls it, in the same order.
 
-    They travel as the settings ``all_reduce`` and ``compression`` say. Gradients by rows become dense, which a warning
-    says once.
+    They travel as the settings ``all_reduce`` and ``compression`` say. A gradient by rows (``tf.IndexedSlices``) has
+    the rows of all replicas, as one process has those of the whole batch; they travel as they are.
 
     ``number``: tells calls with different tensors apart, for a compression that makes up for its errors in the next
     call. ``axis``: the ranks that average, along an axis of the mesh.
@@ -56,23 +47,27 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
         UsageError: A tensor is not one of float16, bfloat16, float32 and float64.
         DivergenceError: The replicas' tensors differ in shape or type.
     """
-    dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    for place, tensor in enumerate(dense):
+    given = [each if is_by_rows(each) else tf.convert_to_tensor(each) for each in tensors]
+    for place, tensor in enumerate(given):
         if tensor.dtype not in AVERAGED:
             raise UsageError(
                 f"tensor {place} of those to average is of {tensor.dtype.name}: cast it to one of "
                 f"{', '.join(each.name for each in AVERAGED)}, or add it up with all_reduce"
             )
-    if len(session.peers(axis)) == 1 or not dense:
-        return dense
-    if any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors) and id(session) not in _warned:
-        _warned[id(session)] = session
-        if session.rank == 0:
-            log.warning("%s", BY_ROWS)
+    if len(session.peers(axis)) == 1:
+        return given
+    dense = iter(_means([each for each in given if not is_by_rows(each)], session, number, axis))
+    by_rows = iter(_of_all([each for each in given if is_by_rows(each)], "average", session, axis))
+    return [next(by_rows if is_by_rows(each) else dense) for each in given]
+
+
+def _means(tensors: list[Any], session: Session, number: int, axis: str) -> list[Any]:
+    if not tensors:
+        return []
 
     def run(given: Sequence[Any]) -> list[Any]:
         lane = _lane(session, axis)
-        check = Check(session, axis, given)
+        check = Check(session, axis, [f"{each.dtype.name}{each.shape.as_list()}" for each in given])
         flat = Flat(given, lane.scale)
         check.finish()
         works = [lane.launch(number, part) for part in flat.parts]
@@ -80,19 +75,45 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
             work.wait()
         return flat.tensors()
 
-    return _called(session, run, dense, "the gradients")
+    return _called(session, run, tensors, "the gradients")
+
+
+def _of_all(gradients: list[Any], op: str, session: Session, axis: str) -> list[Any]:
+    """Gradients by rows with the rows of all ranks: their sum, or, divided by the number of ranks, their average."""
+    if not gradients:
+        return []
+
+    def run(given: Sequence[Any]) -> list[Any]:
+        text = [
+            f"rows of {values.dtype.name}{values.shape.as_list()[1:]} by {indices.dtype.name}"
+            for values, indices in zip(given[::2], given[1::2], strict=True)
+        ]
+        Check(session, axis, text).finish()
+        return gather_rows(given, session.group(axis))
+
+    parts = [part for each in gradients for part in (each.values, each.indices)]
+    shapes = [tf.TensorShape([None]).concatenate(each.shape[1:]) for each in parts]
+    found = _called(session, run, parts, "the gradients", shapes)
+    size = len(session.peers(axis))
+    return [
+        tf.IndexedSlices(values / size if op == "average" else values, indices, each.dense_shape)
+        for each, values, indices in zip(gradients, found[::2], found[1::2], strict=True)
+    ]
 
 
 @tf.autograph.experimental.do_not_convert
 def all_reduce(tensor: Any, op: str, session: Session, axis: str = "rdp") -> Any:
     """One tensor over the ranks of an axis, in its shape and type: ``op`` is "average", "sum", "min" or "max".
 
+    The sum and the average of a gradient by rows have the rows of all ranks.
+
     Raises:
         UsageError: There is no such ``op``, or it is the average of whole numbers.
     """
     if op not in OPERATIONS:
         raise UsageError(f"all_reduce has the operations {', '.join(OPERATIONS)}, not {op!r}")
-    dense = tf.convert_to_tensor(tensor)
+    by_rows = is_by_rows(tensor) and op in ("average", "sum")
+    dense = tensor if by_rows else tf.convert_to_tensor(tensor)
     if op == "average" and dense.dtype not in AVERAGED:
         raise UsageError(
             f"the average of a tensor of {dense.dtype.name} is no {dense.dtype.name}: cast it first"
@@ -100,6 +121,8 @@ def all_reduce(tensor: Any, op: str, session: Session, axis: str = "rdp") -> Any
     ranks = session.peers(axis)
     if len(ranks) == 1:
         return dense
+    if by_rows:
+        return _of_all([dense], op, session, axis)[0]
 
     def run(given: Sequence[Any]) -> list[Any]:
         flat = Flat(given, 1.0 / len(ranks) if op == "average" else 1.0)
@@ -163,10 +186,10 @@ def broadcast_from_first(variables: Sequence[Any], session: Session) -> None:
 
 
 class Check:
-    """Whether the ranks of an axis average tensors of the same shapes and types; asked while these are made ready."""
+    """Whether the ranks of an axis average tensors that are described alike; asked while these are made ready."""
 
-    def __init__(self, session: Session, axis: str, tensors: Sequence[Any]) -> None:
-        self._text = ", ".join(f"{tensor.dtype.name}{tensor.shape.as_list()}" for tensor in tensors)
+    def __init__(self, session: Session, axis: str, described: Sequence[str]) -> None:
+        self._text = ", ".join(described)
         self._session, self._axis = session, axis
         number = zlib.crc32(self._text.encode())
         self._ends = torch.tensor([number, -number])
@@ -215,8 +238,8 @@ def _make_lane(session: Session, axis: str) -> Lane:
     )
 
 
-def _called(session: Session, run: Run, tensors: list[Any], what: str) -> list[Any]:
-    """What ``run`` makes of tensors, each of the same shape and type: now, or when the graph runs."""
+def _called(session: Session, run: Run, tensors: list[Any], what: str, shapes: Any = None) -> list[Any]:
+    """What ``run`` makes of tensors, each of the same type and shape, or of ``shapes``: now, or when the graph runs."""
     if capture.tracing() is not None:
         raise UsageError(
             f"{what} cannot go over the replicas inside of a weft.step function, where microbatches are in flight "
@@ -231,6 +254,6 @@ def _called(session: Session, run: Run, tensors: list[Any], what: str) -> list[A
     if tf.executing_eagerly():
         return guarded(*tensors)
     found = tf.py_function(guarded, tensors, [tensor.dtype for tensor in tensors])
-    for each, tensor in zip(found, tensors, strict=True):
-        each.set_shape(tensor.shape)
+    for each, shape in zip(found, shapes or [tensor.shape for tensor in tensors], strict=True):
+        each.set_shape(shape)
     return list(found)

@@ -115,6 +115,7 @@ def place_operations(
         home, floor = _home(record, units, phases, operation)
         phases.partition[number] = home
         _place(record, phases, number, floor)
+    _use_at_the_end(record, units, phases)
     phases.serial = _reason_to_wait(record, phases)
     phases.wanted = [
         phases.owner[next(iter(variables))] if len(variables) == 1 else EVERYWHERE
@@ -198,6 +199,47 @@ def _place(record: Record, phases: Phases, number: int, floor: int) -> None:
         phases.position[number] = max(least, phases.end) if placed else BEFORE
     else:
         phases.position[number] = phases.first(home, least)
+
+
+def _use_at_the_end(record: Record, units: Units, phases: Phases) -> None:
+    """Let a variable of no model that is written at the end be read there, too, where nothing needs it before.
+
+    A metric adds to what it has read: so its microbatches need not wait for each other.
+    """
+    positions, partitions = phases.position, phases.partition
+    written = frozenset().union(*(each.writes for each in record.operations))
+    after = record.users()
+    for number, operation in enumerate(record.operations):
+        for source in operation.controls:
+            after[source].append(number)
+    for variable in sorted(written):
+        if phases.owner.get(variable) != EVERYWHERE:
+            continue
+        touching = [number for number in positions if variable in record.operations[number].reads]
+        last = max((positions[number] for number in touching), default=BEFORE)
+        moved: set[int] = set()
+        todo = [number for number in touching if positions[number] < last]
+        while todo:
+            number = todo.pop()
+            if number not in moved and positions.get(number, last) < last:
+                moved.add(number)
+                todo += after[number]
+        if all(_may_wait(record, units, phases, number, moved) for number in moved):
+            positions.update(dict.fromkeys(moved, last))
+            partitions.update(dict.fromkeys(moved, EVERYWHERE))
+
+
+def _may_wait(record: Record, units: Units, phases: Phases, number: int, moved: set[int]) -> bool:
+    """Whether every rank can run an operation at the end, with others that are moved there."""
+    operation = record.operations[number]
+    if number in units.unit_of or any(phases.owner[each] != EVERYWHERE for each in operation.reads):
+        return False
+    return all(
+        value.operation in moved
+        or phases.partition.get(value.operation, EVERYWHERE) == EVERYWHERE
+        or record.operations[value.operation].sendable[value.output]
+        for value in operation.inputs
+    )
 
 
 def _reason_to_wait(record: Record, phases: Phases) -> str:

@@ -120,14 +120,22 @@ def watch_losses() -> Iterator[Reductions]:
         yield found
 
 
+def count_of(denominators: Sequence[Any], shares: Sequence[Any]) -> Any:
+    """What a loss of the whole mini-batch is divided by."""
+    return tf.add_n(_counted(denominators, shares))
+
+
+def _counted(denominators: Sequence[Any], shares: Sequence[Any]) -> list[Any]:
+    """The denominators of microbatches; 0 for one without samples."""
+    return [each * tf.cast(share > 0, each.dtype) for each, share in zip(denominators, shares, strict=True)]
+
+
 def weights_of(reduction: Reduction | None, denominators: Sequence[Any], shares: Sequence[Any]) -> list[Any]:
     """The weight of each microbatch, from ``denominators`` and ``shares`` of the samples, 0 for one without."""
     if reduction is None:
         return list(shares)
     if reduction.kind == NOTHING:
         return [tf.cast(each > 0, each.dtype) if tf.is_tensor(each) else 1.0 for each in shares]
-    counted = [
-        each * tf.cast(share > 0, each.dtype) for each, share in zip(denominators, shares, strict=True)
-    ]
+    counted = _counted(denominators, shares)
     total = tf.add_n(counted)
     return [tf.math.divide_no_nan(each, total) for each in counted]

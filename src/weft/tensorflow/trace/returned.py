@@ -21,26 +21,34 @@ class Returned:
 
     Attributes:
         reduction: The loss that tells what a microbatch weighs; None for samples.
-        shape: That of the whole, where there are rows of it; else None.
+        by_rows: It is a gradient by rows.
+        shape: That of its whole, where it is known before the step runs; else a result has it.
     """
 
     reduction: Reduction | None = None
+    by_rows: bool = False
     shape: tuple[int, ...] | None = None
 
 
-def rows_of(value: Any) -> tuple[Any, Any, tuple[int, ...] | None]:
-    """A gradient by rows as its rows, their places and the shape of the whole; all else with no places and no shape.
-
-    It becomes dense where its shape is known only when the step runs.
-    """
+def rows_of(value: Any) -> tuple[Any, Any, Any]:
+    """A gradient by rows as its rows, their places and the shape of the whole; all else with neither of these."""
     if not isinstance(value, tf.IndexedSlices):
         return value, None, None
-    shape = None if value.dense_shape is None else tf.get_static_value(value.dense_shape)
-    if shape is None:
-        return tf.convert_to_tensor(value), None, None
-    return value.values, value.indices, tuple(int(size) for size in shape)
+    return value.values, value.indices, value.dense_shape
 
 
-def with_rows(values: Any, places: Any, shape: tuple[int, ...] | None) -> Any:
+def known_of(places: Any, shape: Any, reduction: Reduction | None) -> Returned:
+    """What is known of a tensor that :func:`rows_of` has taken apart."""
+    known = None if shape is None else tf.get_static_value(shape)
+    return Returned(
+        reduction, places is not None, None if known is None else tuple(int(size) for size in known)
+    )
+
+
+def with_rows(values: Any, places: Any, shape: Any, known: Returned) -> Any:
     """The gradient that :func:`rows_of` has taken apart."""
-    return values if shape is None else tf.IndexedSlices(values, places, tf.constant(shape, tf.int64))
+    if not known.by_rows:
+        return values
+    return tf.IndexedSlices(
+        values, places, shape if known.shape is None else tf.constant(known.shape, tf.int64)
+    )

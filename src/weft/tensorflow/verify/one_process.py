@@ -208,7 +208,7 @@ class Proof:
 
     def _total(self, number: int, parts: Sequence[Any]) -> Any:
         """A gradient over all microbatches; rows stand side by side."""
-        rows = number < len(self._compiled.returned) and self._compiled.returned[number].shape is not None
+        rows = number < len(self._compiled.returned) and self._compiled.returned[number].by_rows
         return tf.concat(parts, 0) if rows else tf.add_n(list(parts))
 
     # --- in the step ----------------------------------------------------------------------------------------

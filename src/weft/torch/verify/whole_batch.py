@@ -36,6 +36,7 @@ from weft.torch.calls.interception import intercepted
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.execution.thread_settings import current_scale, rehearse
+from weft.torch.keras_layers import layers_evaluate
 from weft.torch.pytorch.private import any_autocast, call_of
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
@@ -344,6 +345,7 @@ class _Trial:
                     part.training &= part is module  # the module itself: losses may ask it
             stack.enter_context(intercepted([(module, self._called(module)) for module in modules]))
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(layers_evaluate())
             rehearse(self)
             try:
                 yield replace_fields(batch, args=args, kwargs=kwargs)

@@ -23,7 +23,7 @@ def test_a_replica_alone_has_the_average():
     alone = session(1)
     by_rows = tf.IndexedSlices(tf.ones((2, 1)), tf.constant([1, 1]), tf.constant([2, 1]))
     found = average([by_rows, tf.constant(3.0)], alone)
-    assert found[0].numpy().tolist() == [[0.0], [2.0]] and float(found[1]) == 3.0
+    assert found[0] is by_rows and float(found[1]) == 3.0
     assert float(all_reduce(4.0, "max", alone)) == 4.0
     assert [int(each) for each in broadcast([1, 2], 0, alone)] == [1, 2]
     assert not alone.kept

@@ -150,13 +150,28 @@ def test_effects_keep_their_order():
     assert phases.position[after.operation] == phases.position[change.operation] == 4
 
 
-def test_microbatches_wait_where_a_variable_of_no_model_is_written_and_read_at_different_times():
+def test_microbatches_wait_where_a_layer_takes_a_variable_of_no_model_that_is_written_at_the_end():
     step = Step()
     counter = step.variable("counter", model=False)
-    step.add(writes=[counter])
-    step.add(step.layers[0], reads=[counter])
-    reason = "counter is written and read at different times of a microbatch"
-    assert step.place().serial == reason
+    read = step.add(reads=[counter])
+    step.add(step.layers[0], read, reads=[step.weights[1]], unit="layer1")
+    step.add(step.layers[2], writes=[counter])
+    assert step.place().serial == "counter is written and read at different times of a microbatch"
+
+
+@pytest.mark.parametrize("sendable", [True, False])
+def test_what_a_metric_adds_to_is_read_when_it_is_written(sendable):
+    step = Step()
+    total = step.variable("total", model=False)
+    read, value = step.add(reads=[total]), step.add(step.layers[0], sendable=sendable)
+    added = step.add(read, value)
+    wrote = step.add(added, writes=[total])
+    phases = step.place()
+    moved = {
+        (phases.partition[each.operation], phases.position[each.operation]) for each in (read, added, wrote)
+    }
+    assert (moved == {(EVERYWHERE, phases.end)}) == (phases.serial == "") == sendable
+    assert (phases.partition[value.operation], phases.position[value.operation]) == (0, 0)
 
 
 def test_microbatches_wait_where_a_variable_of_a_model_is():

@@ -1,0 +1,91 @@
+"""What callbacks are told: the numbers of one process, the same on every rank.
+
+A copy's own numbers are those of its data. A callback that stops, saves or slows down by them would do so on one copy
+and not on another. So the states of metrics are merged as Keras merges them over devices: each variable says how, and
+most are sums. What is no metric's result is averaged. A metric of a layer has its states on the layer's partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import torch
+import torch.distributed as dist
+
+from weft.tensorflow.replicas.average import Check
+from weft.tensorflow.session.session import Session
+
+
+def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
+    """The logs of a batch, or of an epoch or an evaluation at its end; every rank calls this, outside of graphs.
+
+    ``model``: a model of any Keras that is split, whose metrics have seen this copy's data.
+    """
+    states = list({id(each): each for metric in model.metrics for each in metric.variables}.values())
+    owners = [model.owner_of(each) for each in states] if session.mesh.pp > 1 else [None] * len(states)
+    if not isinstance(logs, Mapping) or (
+        session.mesh.rdp == 1 and not any(owner is not None for owner in owners)
+    ):
+        return logs
+    numbers = {name: np.asarray(value) for name, value in logs.items()}
+    numbers = {name: value for name, value in numbers.items() if value.dtype.kind in "fiub"}
+    with session.guarded(), session.doing("the logs of all ranks"):
+        check = Check(session, "world", [f"{len(states)} states of metrics", *numbers])
+        copies, here, first = session.mesh.rdp, session.position("pp"), session.position("rdp") == 0
+        own = [np.array(each) for each in states]
+        results = model.get_metrics_result()
+        parts = [
+            _counted(value, _weight(each, copies, first) if (owner or 0) == here else 0)
+            for each, owner, value in zip(states, owners, own, strict=True)
+        ]
+        parts += [_counted(value, 0 if here else 1.0 / copies) for value in numbers.values()]
+        check.finish()
+        sums = _sums(parts, session.group("world"))
+    for each, before, value in zip(states, own, sums, strict=False):
+        each.assign(value.astype(before.dtype))
+    try:
+        merged = model.get_metrics_result()
+    finally:
+        for each, value in zip(states, own, strict=True):
+            each.assign(value)
+    found = dict(logs)
+    for (name, value), mean in zip(numbers.items(), sums[len(states) :], strict=True):
+        is_result = name in results and _same(results[name], value)
+        found[name] = (
+            merged[name] if is_result else tf.constant(mean, value.dtype if value.dtype.kind == "f" else None)
+        )
+    return found
+
+
+def _counted(value: Any, weight: Any) -> Any:
+    """What a rank adds to a sum; what does not count may be no number."""
+    return value * weight if weight else np.zeros(value.shape)
+
+
+def _sums(parts: list[Any], group: Any) -> list[Any]:
+    """Arrays, each added up over the ranks of a group, in double precision on the way."""
+    flat = torch.from_numpy(
+        np.concatenate([np.zeros(0), *(each.ravel().astype("float64") for each in parts)])
+    )
+    dist.all_reduce(flat, group=group)
+    ends = np.cumsum([each.size for each in parts])
+    pieces = np.split(flat.numpy(), ends[:-1])
+    return [piece.reshape(each.shape) for piece, each in zip(pieces, parts, strict=True)]
+
+
+def _weight(variable: Any, copies: int, first: bool) -> Any:
+    """What a copy's state counts in that of all; Keras 2 has its own names for it."""
+    kind = getattr(variable, "aggregation", "sum")
+    kind = kind.name.lower() if isinstance(kind, tf.VariableAggregation) else kind
+    if kind == "only_first_replica":
+        return int(first)
+    return 1 if kind == "sum" else 1.0 / copies
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two numbers are equal but for rounding, in which graphs differ, or both are none."""
+    a, b = np.asarray(one), np.asarray(other)
+    return a.shape == b.shape and np.allclose(a, b, 1e-5, 0.0, equal_nan=True)
