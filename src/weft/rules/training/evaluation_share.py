@@ -24,6 +24,7 @@ class EvaluationShare(Rule):
     warn: float = 0.20
     severe: float = 0.75
     good: float = 0.05
+    least_trained: int = 5
 
     def evaluate(self, analysis: Analysis) -> Finding:
         rank = max(analysis.run_times, key=lambda each: analysis.run_times[each].evaluate, default=None)
@@ -35,8 +36,8 @@ class EvaluationShare(Rule):
         )]  # fmt: skip
         rounds = [count for evaluates, count in runs if evaluates]
         trained = sum(count for evaluates, count in runs if not evaluates)
-        if not trained:
-            return self.not_applicable("no step trained")
+        if trained < self.least_trained:
+            return self.abstain(f"{trained} steps trained, it needs {self.least_trained}")
         whole_s = spent.total - spent.start - spent.load - spent.first
         share = spent.evaluate / whole_s
         every = max(1, round(trained / len(rounds)))
