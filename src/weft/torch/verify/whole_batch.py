@@ -334,6 +334,7 @@ class _Trial:
         kept = Kept({home for module in modules for home in homes_of(self.function, module)})
         for thing in (self.function, args, kwargs, *modules):
             kept.note(thing)
+        self.session.monitor.note("trace", self.session.steps + 1)
         with self.session.rehearsing(), ExitStack() as stack:
             for number, module in enumerate(modules):
                 writes = ParameterWrites(module)
