@@ -57,7 +57,7 @@ class Document:
         return Document(self.value[key], f"{self.path}.{shown_text(key)}")
 
     def __contains__(self, key: str) -> bool:
-        """Whether an object has the member `key`."""
+        """True if an object has the member `key`."""
         if not isinstance(self.value, dict):
             self.refuse("an object")
         return key in self.value

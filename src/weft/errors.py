@@ -114,12 +114,12 @@ class StallError(WeftError):
 
 
 def is_weft(file: str) -> bool:
-    """Whether a line of this file is weft's."""
+    """True if a line of this file is weft's."""
     return file.startswith(_WEFT)
 
 
 def is_own(file: str) -> bool:
-    """Whether a line of this file is the script's own: neither weft's nor a library's.
+    """True if a line of this file is the script's own: neither weft's nor a library's.
 
     >>> is_own("/home/me/train.py"), is_own("<string>"), is_own(__file__)
     (True, False, False)

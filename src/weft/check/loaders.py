@@ -169,7 +169,7 @@ def _samples(script: Script, data: ast.expr | None) -> int | None:
 
 
 def _reads_by_itself(script: Script, loader: Loader) -> bool:
-    """Whether the dataset may know which part to read: an iterable one, or one of a call that is told the rank."""
+    """True if the dataset may know which part to read: an iterable one, or one of a call that is told the rank."""
     made = script.value(loader.dataset)
     if not isinstance(made, ast.Call):
         return False

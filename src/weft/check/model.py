@@ -186,7 +186,7 @@ def _innermost(script: Script, node: ast.expr, call: ast.Call) -> str:
 
 
 def _reckons_with_size(script: Script) -> bool:
-    """Whether anything is computed from the number of copies."""
+    """True if anything is computed from the number of copies."""
     return any(
         last_name(node) in SIZES and any(isinstance(each, ast.BinOp) for each in script.above(node))
         for node in script.nodes

@@ -47,7 +47,7 @@ def ranks_in(node: ast.AST, names: Sequence[str] = ()) -> list[str]:
 
 
 def differs_in_pipeline(script: Script, node: ast.expr) -> bool:
-    """Whether the value is certainly another one on each rank of a pipeline."""
+    """True if the value is certainly another one on each rank of a pipeline."""
     if isinstance(script.value(node), ast.Call):
         node = script.value(node) or node
     parts = [script.value(each) for each in ast.walk(node) if isinstance(each, ast.expr)]
@@ -55,7 +55,7 @@ def differs_in_pipeline(script: Script, node: ast.expr) -> bool:
 
 
 def shards(script: Script) -> bool:
-    """Whether anything but one rank's work may be chosen by the rank: data are then, for all that is known."""
+    """True if anything but one rank's work may be chosen by the rank: data are then, for all that is known."""
     for node in script.nodes:
         name = last_name(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith("RANK"):
@@ -83,7 +83,7 @@ def alone(script: Script, node: ast.AST) -> Alone | None:
 
 
 def comes_alone(script: Script, node: ast.AST, depth: int = 3) -> bool:
-    """Whether some ranks alone may come to a node, also through the functions that call its own."""
+    """True if some ranks alone may come to a node, also through the functions that call its own."""
     if alone(script, node) is not None or any(isinstance(each, ast.If) for each in script.above(node)):
         return True
     function = script.function_of(node)
@@ -155,7 +155,7 @@ def _gone(script: Script) -> dict[ast.stmt, Alone]:
 
 
 def _leaves(test: ast.If) -> bool:
-    """Whether who passes a test goes no further."""
+    """True if who passes a test goes no further."""
     last = test.body[-1]
     call = last.value if isinstance(last, ast.Expr) else None
     ends = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit")
@@ -163,7 +163,7 @@ def _leaves(test: ast.If) -> bool:
 
 
 def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:
-    """Whether a function of the script gets the rank under such a name: what it does with it stands there."""
+    """True if a function of the script gets the rank under such a name: what it does with it stands there."""
     if isinstance(given, ast.keyword):
         return isinstance(call.func, ast.Name) and bool(_RANK.fullmatch(given.arg or ""))
     function = script.functions.get(call.func.id) if isinstance(call.func, ast.Name) else None
@@ -173,7 +173,7 @@ def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:
 
 
 def _is_told(script: Script, node: ast.AST) -> bool:
-    """Whether a rank is only told to somebody here, or compared for one rank's work."""
+    """True if a rank is only told to somebody here, or compared for one rank's work."""
     child = node
     for each in script.above(node):
         if isinstance(each, ast.keyword) and each.arg == "device_ids":

@@ -124,7 +124,7 @@ def _names(value: ast.expr | None) -> set[str]:
 
 
 def each_time(script: Script, node: ast.AST, loop: Loop) -> bool:
-    """Whether it runs whenever the loop does, in no inner loop and under no `if`."""
+    """True if it runs whenever the loop does, in no inner loop and under no `if`."""
     for each in script.above(node):
         if each is loop:
             return True

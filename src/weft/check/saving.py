@@ -89,7 +89,7 @@ def _together(script: Script, training: Training, call: ast.Call) -> str | None:
 
 
 def _in_both(script: Script, call: ast.Call, guard: Alone) -> bool:
-    """Whether the other ranks make the same call in the other branch."""
+    """True if the other ranks make the same call in the other branch."""
     text = ast.unparse(call.func)
     inside = {id(each) for statement in guard.test.body for each in ast.walk(statement)}
     other = guard.test.orelse if id(call) in inside else guard.test.body
@@ -109,7 +109,7 @@ def _result(script: Script, call: ast.Call) -> str:
 
 
 def _is_one_path(script: Script, path: ast.expr) -> bool:
-    """Whether all ranks have the same path: a text, or one that is made of texts and no rank."""
+    """True if all ranks have the same path: a text, or one that is made of texts and no rank."""
     made = script.value(path)
     if made is None or ranks_in(made):
         return False
@@ -121,7 +121,7 @@ def _is_one_path(script: Script, path: ast.expr) -> bool:
 
 
 def _counts(script: Script, part: ast.expr) -> bool:
-    """Whether a part of a text is the counter of a loop, which is the same on all ranks."""
+    """True if a part of a text is the counter of a loop, which is the same on all ranks."""
     key = dotted(part.value) if isinstance(part, ast.FormattedValue) else None
     loops = [each for each in script.above(part) if isinstance(each, ast.For)]
     return key is not None and any(dotted(loop.target) == key for loop in loops)

@@ -139,7 +139,7 @@ class Script:
         return [call for call in self.ending(function.name) if dotted(call.func) == wanted][:MOST_CALLERS]
 
     def is_started(self, function: Function) -> bool:
-        """Whether processes are started that run a function."""
+        """True if processes are started that run a function."""
         return any(
             isinstance(each, ast.Name) and each.id == function.name
             for call in self.ending(*STARTERS)
@@ -170,7 +170,7 @@ class Script:
         return None
 
     def comes_after(self, later: ast.AST, earlier: ast.AST) -> bool:
-        """Whether one node always runs before the other: its statement stands before one that holds the other."""
+        """True if one node always runs before the other: its statement stands before one that holds the other."""
         statement = next(each for each in (earlier, *self.above(earlier)) if isinstance(each, ast.stmt))
         block, around = self.parent.get(statement), {later, *self.above(later)}
         for _, statements in ast.iter_fields(block) if block is not None else ():
@@ -245,17 +245,17 @@ class Script:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether weft splits this script's model."""
+        """True if weft splits this script's model."""
         return bool(self.named(f"{WEFT}.DistributedModel"))
 
     @cached_property
     def replicates(self) -> bool:
-        """Whether the script makes copies of its model by itself."""
+        """True if the script makes copies of its model by itself."""
         return any(self.name(call.func).endswith("DistributedDataParallel") for call in self.calls)
 
     @property
     def distributed(self) -> bool:
-        """Whether it is a script for several processes at all."""
+        """True if it is a script for several processes at all."""
         return self.splits or self.replicates
 
     @property

@@ -58,13 +58,13 @@ class Loader:
         return argument(self.call, 3, "sampler") or argument(self.call, 4, "batch_sampler")
 
     def says(self, name: str) -> bool:
-        """Whether a keyword is given, as something else than False."""
+        """True if a keyword is given, as something else than False."""
         value = keyword(self.call, name)
         return value is not None and not (isinstance(value, ast.Constant) and not value.value)
 
     @property
     def plain(self) -> bool:
-        """Whether its arguments are all written down."""
+        """True if its arguments are all written down."""
         return all(each.arg for each in self.call.keywords) and not any(
             isinstance(each, ast.Starred) for each in self.call.args
         )

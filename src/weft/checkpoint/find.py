@@ -52,7 +52,7 @@ def saves(root: Path) -> list[Found]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether weft wrote this folder, as opposed to a folder of ``.pt`` files."""
+    """True if weft wrote this folder, as opposed to a folder of ``.pt`` files."""
     return any(os.path.exists(folder / name) for name in (INDEX, DONE)) or not any(folder.glob("*.pt"))
 
 

@@ -153,7 +153,7 @@ class Meeting:
         self.store.delete_key(self._key("end"))
 
     def _is_over(self) -> bool:
-        """Whether the meeting has begun without this rank, or even ended."""
+        """True if the meeting has begun without this rank, or even ended."""
         if not self.store.check([_LAST]):
             return False
         last = bytes(self.store.get(_LAST)).decode()

@@ -58,7 +58,7 @@ def check_path(path: object, name: str = "path") -> Path:
 
 
 def is_safe(name: object) -> bool:
-    """Whether a name stays inside its folder.
+    """True if a name stays inside its folder.
 
     >>> [is_safe(name) for name in ("rank-0000.safetensors", "../x", "/etc/passwd", "..", "a/b")]
     [True, False, False, False, False]

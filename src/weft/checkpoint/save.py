@@ -87,7 +87,7 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether the save has ended, well or not."""
+        """True if the save has ended, well or not."""
         return not self._thread.is_alive()
 
     def wait(self) -> SaveReport:

@@ -120,7 +120,7 @@ def read_checked(descriptor: int, entry: Entry, path: str) -> bytearray:
 
 
 def check_range(descriptor: int, start: int, size: int, crc32: int) -> bool:
-    """Whether a range of a file fits its checksum; the range is never in memory as a whole."""
+    """True if a range of a file fits its checksum; the range is never in memory as a whole."""
     found, at = 0, start
     while at < start + size:
         part = os.pread(descriptor, min(_CHUNK_BYTES, start + size - at), at)

@@ -175,7 +175,7 @@ def span(text: str) -> timedelta:
 
 
 def handed_over(options: argparse.Namespace) -> bool:
-    """Whether the job is described as a whole, for an engine or for reading.
+    """True if the job is described as a whole, for an engine or for reading.
 
     Weft's own launcher starts the others, and ``mpirun`` by itself, as it is given options.
     """

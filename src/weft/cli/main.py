@@ -103,7 +103,7 @@ def _open_streams() -> None:
 
 
 def _nobody_reads() -> bool:
-    """Whether who read the output has seen enough, as `head` has."""
+    """True if who read the output has seen enough, as `head` has."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)  # errors are told in any case
     return any(events & select.POLLERR for _, events in poll.poll(0))

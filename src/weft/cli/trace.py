@@ -95,7 +95,7 @@ def _traced(options: argparse.Namespace) -> Graph:
 
 
 def _is_keras(model: Any) -> bool:
-    """Whether this is a model of a Keras that is imported."""
+    """True if this is a model of a Keras that is imported."""
     known = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     return any(keras is not None and isinstance(model, keras.Model) for keras in known)
 

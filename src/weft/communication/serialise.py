@@ -249,7 +249,7 @@ def type_name(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON holds a value as it is. Of a longer number, Python may refuse to read the digits."""
+    """True if JSON holds a value as it is. Of a longer number, Python may refuse to read the digits."""
     kind = type(value)
     return (
         value is None
@@ -285,7 +285,7 @@ def _tag_of(value: Any, exact: bool) -> str:
 
 
 def _is_fillable(kind: type) -> bool:
-    """Whether a class is a dataclass that others can find by its name and that is nothing else besides."""
+    """True if a class is a dataclass that others can find by its name and that is nothing else besides."""
     return (
         dataclasses.is_dataclass(kind)
         and kind.__new__ is object.__new__

@@ -164,7 +164,7 @@ class PyTorch:
 
     @property
     def _here(self) -> bool:
-        """Whether all ranks are on this machine."""
+        """True if all ranks are on this machine."""
         return self._job.engine in _HERE and self._job.hosts == 1
 
     def _variables(self, inputs: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -187,7 +187,7 @@ class PyTorch:
 
 
 def shows_output(logs: object) -> bool:
-    """Whether the script's output is shown, by what the original takes for ``logs``.
+    """True if the script's output is shown, by what the original takes for ``logs``.
 
     >>> shows_output(True), shows_output("None"), shows_output(["Rules", "Training"])
     (True, False, True)

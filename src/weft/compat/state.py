@@ -50,7 +50,7 @@ class State:
 
     @property
     def is_used(self) -> bool:
-        """Whether the script has called ``smp.init``."""
+        """True if the script has called ``smp.init``."""
         return self._cfg is not None and current.is_initialized()
 
     @property
@@ -61,7 +61,7 @@ class State:
         return self._cfg
 
     def is_given(self, name: str) -> bool:
-        """Whether the script or its launch says what weft's setting of that name is."""
+        """True if the script or its launch says what weft's setting of that name is."""
         return name in self._launched
 
     def init(self, config: Mapping[str, Any] | None = None) -> None:

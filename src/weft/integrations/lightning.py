@@ -64,7 +64,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether data are shared out, and logged values added up: over the copies of the model."""
+        """True if data are shared out, and logged values added up: over the copies of the model."""
         return current.is_initialized() and ranks.rdp_size() > 1
 
     @property
@@ -148,7 +148,7 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
         return output
 
     def _watched(self, *hooks: str) -> bool:
-        """Whether anybody looks at the gradients of before in one of these hooks."""
+        """True if anybody looks at the gradients of before in one of these hooks."""
         module = self.lightning_module
         overridden = importlib.import_module(f"{pl.__name__}.utilities.model_helpers").is_overridden
         return any(

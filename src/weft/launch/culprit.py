@@ -42,7 +42,7 @@ class Blame:
 
 
 def is_failure(end: End, sign: Sign) -> bool:
-    """Whether a process ended as it should not have: it failed, or left while it was still at work."""
+    """True if a process ended as it should not have: it failed, or left while it was still at work."""
     return not end.ordered and (end.code != 0 or sign.state is State.RUNNING)
 
 
@@ -78,7 +78,7 @@ def exit_code(code: int) -> int:
 
 
 def only_victims(ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, Sign]) -> bool:
-    """Whether every failed rank only lost its connection to another one, of which nothing is known yet."""
+    """True if every failed rank only lost its connection to another one, of which nothing is known yet."""
     victims = {failure.rank for failure in failures if failure.victim}
     failed = {end.rank for end in ends if is_failure(end, signs[end.rank])}
     return bool(failed) and failed <= victims and all(failure.victim for failure in failures)

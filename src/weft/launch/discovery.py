@@ -154,7 +154,7 @@ def _over_hosts(place: Place, environ: Mapping[str, str]) -> Place:
 
 
 def master_told(environ: Mapping[str, str]) -> bool:
-    """Whether MASTER_ADDR is there, and not only because `weft run` has set it.
+    """True if MASTER_ADDR is there, and not only because `weft run` has set it.
 
     >>> master_told({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
     False

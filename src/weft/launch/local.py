@@ -239,7 +239,7 @@ class Launcher:
         self._hand_over(STOPPED_OUTPUT_SECONDS)
 
     def _lets_save(self) -> bool:
-        """Whether the ranks save and end by themselves, as they were asked to; one signal asks, the second one ends."""
+        """True if the ranks save and end by themselves, as they were asked to; one signal asks, the second one ends."""
         course = self._page.course
         if len(self._stopped_by) > 1 or self._stopped_by[0] not in SAVING or not course.heeded:
             return False

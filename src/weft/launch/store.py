@@ -65,7 +65,7 @@ def _proof(secret: bytes, who: bytes, theirs: bytes, ours: bytes) -> bytes:
 
 
 def _same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user; for TCP the proofs say who it is."""
+    """True if the process at the other end runs as this user; for TCP the proofs say who it is."""
     if connection.family != socket.AF_UNIX:
         return True
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

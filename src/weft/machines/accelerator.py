@@ -46,7 +46,7 @@ class Accelerator:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a host's processor, or a part of its cores."""
+        """True if it is a host's processor, or a part of its cores."""
         return self.name.startswith("cpu:")
 
     def __post_init__(self) -> None:

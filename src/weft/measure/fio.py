@@ -24,7 +24,7 @@ class FioRate(NamedTuple):
 
 
 def is_there() -> bool:
-    """Whether fio is installed."""
+    """True if fio is installed."""
     return shutil.which("fio") is not None
 
 

@@ -106,7 +106,7 @@ class Placement:
 
     @property
     def optimal(self) -> bool:
-        """Whether the largest cost is known to be the least possible one."""
+        """True if the largest cost is known to be the least possible one."""
         return self.largest_cost <= self.bound * (1.0 + 1e-9)
 
     @cached_property

@@ -95,7 +95,7 @@ class Problem:
 
     @cached_property
     def limited(self) -> bool:
-        """Whether a device has a memory limit."""
+        """True if a device has a memory limit."""
         return any(device.memory_bytes < math.inf for device in self.devices)
 
     @cached_property

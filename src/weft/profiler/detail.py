@@ -52,7 +52,7 @@ class Detail:
     _full: bool = False
 
     def keeps(self, step: int, written_bytes: int) -> bool:
-        """Whether the spans of a step are written, whatever it takes; `written_bytes`: what the file has."""
+        """True if the spans of a step are written, whatever it takes; `written_bytes`: what the file has."""
         if self.everything or any(low <= step <= high for low, high in self.ranges):
             return True
         if written_bytes >= SPANS_LIMIT_BYTES:

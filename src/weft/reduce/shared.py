@@ -365,7 +365,7 @@ class HostMemory:
 
 
 def carries(tensor: torch.Tensor) -> bool:
-    """Whether shared memory takes such numbers, in whatever shape."""
+    """True if shared memory takes such numbers, in whatever shape."""
     return tensor.device.type == "cpu" and tensor.dtype in _DTYPES and tensor.layout == torch.strided
 
 

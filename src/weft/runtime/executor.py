@@ -183,7 +183,7 @@ class Executor:
         entering = [place(("F", m.stage, m.index), LAST) for m in self._active if m.entering]
 
         def room(position: int) -> bool:
-            """Whether a stage may be entered: whoever waits to, and comes first in the list, keeps a place."""
+            """True if a stage may be entered: whoever waits to, and comes first in the list, keeps a place."""
             if self._before_forward and self._before_forward[0][0] < position:
                 return False
             return len(self._held) + sum(other < position for other in entering) < self._order.limit

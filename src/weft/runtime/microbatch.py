@@ -172,7 +172,7 @@ class Microbatch:
         self.times[place] = self.times.get(place, 0) + 1
 
     def ready(self, mailbox: Mailbox) -> bool:
-        """Whether it could run now."""
+        """True if it could run now."""
         return self._in_order() if self.waiting is None else mailbox.has(*self.waiting)
 
     def _in_order(self) -> bool:
@@ -184,7 +184,7 @@ class Microbatch:
         return self.before.over() or self.before.times.get(place, 0) >= times
 
     def over(self) -> bool:
-        """Whether its forward pass has ended, as far as one knows."""
+        """True if its forward pass has ended, as far as one knows."""
         return self.done or (self.expected is not None and self.passes > self.expected)
 
     def enter(self, stage: int) -> None:

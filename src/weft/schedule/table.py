@@ -46,7 +46,7 @@ class Kind:
 
     @property
     def free_chunks(self) -> bool:
-        """Whether a job says how many stages a rank has."""
+        """True if a job says how many stages a rank has."""
         return self.chunks is not None and self.chunks[1] is None
 
 

@@ -33,12 +33,12 @@ def session() -> Session:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` was called in this process, and :func:`shutdown` not since."""
+    """True if :func:`init` was called in this process, and :func:`shutdown` not since."""
     return _session is not None
 
 
 def is_tracing() -> bool:
-    """Whether the step only rehearses: it is measured, or compared with one process."""
+    """True if the step only rehearses: it is measured, or compared with one process."""
     if _session is None or not _session.tracing:
         return False
     _session.asked = True

@@ -177,7 +177,7 @@ class Session:
 
     @property
     def in_step(self) -> bool:
-        """Whether a microbatch of a split model runs here, or the trace of one."""
+        """True if a microbatch of a split model runs here, or the trace of one."""
         return self.tracing or present() is not None
 
     def check_outside(self, what: str) -> None:

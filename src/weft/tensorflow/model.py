@@ -158,7 +158,7 @@ class SplitModel(Mixin):
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for the first step."""
+        """True if something waits for the first step."""
         return bool(self._waiting)
 
     def follow(self, former: int, key: int) -> None:

@@ -59,7 +59,7 @@ def _wrap(base: type, name: str, around: Callable[..., Any]) -> None:
 
 
 def _note(joined: Session, optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether an optimizer trains a part of a model that is split; one without any variable may be another rank's."""
+    """True if an optimizer trains a part of a model that is split; one without any variable may be another rank's."""
     split = {key for model in joined.models for key in model.owners}
     found = not variables or any(private.key_of(private.handle_of(each)) in split for each in variables)
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):

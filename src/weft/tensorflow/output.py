@@ -25,7 +25,7 @@ def variable_of_gradient(tensor: Any) -> int | None:
 
 
 def is_gradient(tensor: Any) -> bool:
-    """Whether a tensor is the gradient of one of this rank's variables, as a step has returned it."""
+    """True if a tensor is the gradient of one of this rank's variables, as a step has returned it."""
     return variable_of_gradient(tensor) is not None
 
 

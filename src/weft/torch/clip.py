@@ -31,7 +31,7 @@ class _Torch:
 
 
 def is_local(parameter: Tensor) -> bool:
-    """Whether this rank owns a parameter (every rank does before the partition)."""
+    """True if this rank owns a parameter (every rank does before the partition)."""
     owner = parameter._weft_owner  # type: ignore[attr-defined]
     if owner is None:
         return True
@@ -61,7 +61,7 @@ def clip_grad_norm_(
 
 
 def shares_parameters(session: Session) -> bool:
-    """Whether replicas of a pipeline have shares of parameters between steps, and of gradients."""
+    """True if replicas of a pipeline have shares of parameters between steps, and of gradients."""
     return session.pipeline is not None and session.settings.sharded_data_parallel_degree > 1
 
 
@@ -232,7 +232,7 @@ def _finite(total: Tensor, needed: bool) -> Tensor:
 
 
 def _are_gradients(session: Session, given: Sequence[Tensor]) -> bool:
-    """Whether tensors are this rank's gradients of a split model; a rank that owns none of them has an empty list."""
+    """True if tensors are this rank's gradients of a split model; a rank that owns none of them has an empty list."""
     own = {id(p.grad) for model in session.models if model.plan is not None for p in model.local_parameters()}
     return any(model.plan is not None for model in session.models) and all(id(each) in own for each in given)
 

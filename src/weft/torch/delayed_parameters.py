@@ -171,7 +171,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def has_delayed(root: nn.Module) -> bool:
-    """Whether any parameter or buffer of the model waits to be made."""
+    """True if any parameter or buffer of the model waits to be made."""
     return any(t.device.type == "meta" for t in (*root.parameters(), *root.buffers()))
 
 

@@ -21,7 +21,7 @@ from weft.errors import UsageError
 
 
 def is_of_keras(module: Any) -> bool:
-    """Whether this is a layer or a model of Keras, on any of its backends."""
+    """True if this is a layer or a model of Keras, on any of its backends."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(module, keras.layers.Layer)
 

@@ -248,7 +248,7 @@ class DistributedModel(nn.Module):
 
     @property
     def averages(self) -> bool:
-        """Whether gradients are those of the mean over the mini-batch, not of a sum."""
+        """True if gradients are those of the mean over the mini-batch, not of a sum."""
         return self.average_grads_across_microbatches and self._comm_hook is None
 
     # --- the partition --------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ class DistributedModel(nn.Module):
 
     @property
     def broadcasts_buffers(self) -> bool:
-        """Whether buffers are those of the first replica after every step."""
+        """True if buffers are those of the first replica after every step."""
         return self._options.buffers
 
     def get_module(self) -> nn.Module:
@@ -398,7 +398,7 @@ class DistributedModel(nn.Module):
             return self.module.get_submodule(target)
 
     def is_local(self, name: str) -> bool:
-        """Whether the parameter or buffer of that name in the wrapped module lives on this rank."""
+        """True if the parameter or buffer of that name in the wrapped module lives on this rank."""
         pipeline = current.session().pipeline
         return pipeline is None or self.owners.get(name, pipeline.rank) == pipeline.rank
 

@@ -324,7 +324,7 @@ def _refuse_norms(optimizer: Optimizer) -> None:
 
 
 def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
-    """Whether the steps so far have computed no gradients for these parameters, as the first rank sees it."""
+    """True if the steps so far have computed no gradients for these parameters, as the first rank sees it."""
     if session.rank or not session.steps or session.went_backward:
         return False
     return all(parameter.grad is None for parameter in parameters)

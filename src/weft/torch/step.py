@@ -197,7 +197,7 @@ class Step:
         self._trains |= trains
 
     def _evaluates(self, session: Session) -> bool:
-        """Whether this call has no backward pass, as far as that can be told before it runs."""
+        """True if this call has no backward pass, as far as that can be told before it runs."""
         if self._trains or not torch.is_grad_enabled():
             return not torch.is_grad_enabled()
         return self._ran or not any(model.training for model in session.models)
@@ -259,7 +259,7 @@ class Step:
 
 
 def _may_train(session: Session) -> bool:
-    """Whether a step may have a backward pass, as far as can be told before it runs."""
+    """True if a step may have a backward pass, as far as can be told before it runs."""
     return torch.is_grad_enabled() and any(model.training for model in session.models)
 
 

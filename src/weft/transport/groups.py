@@ -14,7 +14,7 @@ from weft.transport.tensor_bytes import to_bytes
 
 
 def default_takes_host_tensors() -> bool:
-    """Whether the default group can be weft's group of all ranks: a script may have made one for GPUs only."""
+    """True if the default group can be weft's group of all ranks: a script may have made one for GPUs only."""
     return "gloo" in dist.get_backend()
 
 

@@ -49,7 +49,7 @@ class Pipe:
 
     @property
     def writes(self) -> bool:
-        """Whether the peer's end is open."""
+        """True if the peer's end is open."""
         return self._writing >= 0
 
     def release_lent(self) -> None:

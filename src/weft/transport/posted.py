@@ -28,7 +28,7 @@ class Posted:
         self._largest = 0
 
     def takes(self, size: int) -> bool:
-        """Whether the next payload, of `size` bytes, goes there; `bytes` is what is posted after it."""
+        """True if the next payload, of `size` bytes, goes there; `bytes` is what is posted after it."""
         if size > POSTED_BYTES:
             return False
         fits = size <= self.bytes

@@ -27,7 +27,7 @@ _NONCE_AT = HEADER_BYTES - NONCE_BYTES
 
 
 def available() -> bool:
-    """Whether this system can share memory in this way.
+    """True if this system can share memory in this way.
 
     A counter tells that data written before it is there: so stores have to be seen in order, as on x86.
     """
@@ -107,7 +107,7 @@ class Segment:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=HEADER_BYTES + at)
 
     def owner_lives(self) -> bool:
-        """Whether the process that made the segment still runs; not to be asked by that process."""
+        """True if the process that made the segment still runs; not to be asked by that process."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

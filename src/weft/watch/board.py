@@ -76,7 +76,7 @@ class Board(ABC):
     @property
     @abstractmethod
     def somebody_left(self) -> bool:
-        """Whether another rank has come to its end and left, as far as was heard by now."""
+        """True if another rank has come to its end and left, as far as was heard by now."""
 
     @abstractmethod
     def all_finished(self) -> bool:
@@ -218,7 +218,7 @@ class Stored(Board):
             self._thread.join(1.0)
 
     def local(self, rank: int) -> bool:
-        """Whether a watched rank runs on this host."""
+        """True if a watched rank runs on this host."""
         return rank in self._seen and self._seen[rank].host == host_name()
 
     def gone(self) -> Verdict | None:
@@ -291,7 +291,7 @@ class Stored(Board):
         return ""
 
     def claim_ending(self) -> bool:
-        """Whether this rank is the first one that ends the job, as far as the store answers."""
+        """True if this rank is the first one that ends the job, as far as the store answers."""
         counts: list[int] = []
 
         def add() -> None:

@@ -169,7 +169,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception says that another process went away.
+    """True if an exception says that another process went away.
 
     >>> is_lost_peer(RuntimeError("pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
     True

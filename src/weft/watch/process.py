@@ -87,7 +87,7 @@ def host_name() -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this host stands still because of a signal or a debugger; False where nobody can say."""
+    """True if a process of this host stands still because of a signal or a debugger; False where nobody can say."""
     try:
         return _state(pid) in (b"T", b"t")
     except OSError:
@@ -95,7 +95,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this host still runs; one that ended and was not waited for does not."""
+    """True if a process of this host still runs; one that ended and was not waited for does not."""
     try:
         return _state(pid) not in (b"Z", b"X")
     except FileNotFoundError:

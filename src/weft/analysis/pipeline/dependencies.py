@@ -229,7 +229,7 @@ class _Builder:
             moments.sort()
 
     def _waits_for(self, target: int, message: Message) -> bool:
-        """Whether a rank stood still when the message came."""
+        """True if a rank stood still when the message came."""
         piece = self.pieces[target]
         return piece.peer != NO_WAIT and message.arrived_s >= piece.waited_s
 

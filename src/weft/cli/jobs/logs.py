@@ -77,7 +77,7 @@ def _all(
 
 
 def _over(folder: Path, told: Told, attempt: int, follow: bool) -> bool:
-    """Whether nothing more comes into the logs of an attempt."""
+    """True if nothing more comes into the logs of an attempt."""
     if not follow or attempts(folder)[-1] > attempt:
         return True
     return read(folder).code is not None if told.handed_in else not launcher_of(folder, told.run)

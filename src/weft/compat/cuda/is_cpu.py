@@ -98,7 +98,7 @@ def _itself(name: str) -> Callable[..., Any]:
 
 
 def is_cuda(device: Any) -> bool:
-    """Whether a device, given in any way, means CUDA: a name, a number, a ``torch.device``."""
+    """True if a device, given in any way, means CUDA: a name, a number, a ``torch.device``."""
     if isinstance(device, bool):
         return False
     if isinstance(device, str):

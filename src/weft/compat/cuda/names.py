@@ -152,7 +152,7 @@ def device_name(device: Any = None) -> str:
 
 
 def asked_by_script() -> bool:
-    """Whether the code that calls weft's caller is the script's own, and none of a library."""
+    """True if the code that calls weft's caller is the script's own, and none of a library."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = None if frame is None else frame.f_back
@@ -160,7 +160,7 @@ def asked_by_script() -> bool:
 
 
 def is_of_script(file: str) -> bool:
-    """Whether a file is neither Python's own nor of an installed package.
+    """True if a file is neither Python's own nor of an installed package.
 
     >>> is_of_script("/home/me/train.py"), is_of_script("/home/me/.local/lib/python3.12/site-packages/x/y.py")
     (True, False)

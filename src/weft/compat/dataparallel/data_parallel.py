@@ -36,7 +36,7 @@ class ReduceOp:
 
 
 def is_available() -> bool:
-    """Whether this process was started as one of several."""
+    """True if this process was started as one of several."""
     return "RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ
 
 
@@ -48,7 +48,7 @@ def init_process_group(*ignored: Any, **also_ignored: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init_process_group` has been called."""
+    """True if :func:`init_process_group` has been called."""
     return dist.is_initialized()
 
 

@@ -237,7 +237,7 @@ def _inside(*items: Any) -> Iterator[None]:
 
 
 def inside() -> bool:
-    """Whether this thread runs a microbatch of a Trainer's step."""
+    """True if this thread runs a microbatch of a Trainer's step."""
     return getattr(_here, "inside", False)
 
 

@@ -194,15 +194,15 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
         return "tp" in axes_of(parameter)
 
     def is_distributed_buffer(self, buffer: Tensor) -> bool:
-        """Whether a buffer is split: no."""
+        """True if a buffer is split: no."""
         return False
 
     def is_scaled_batch_parameter(self, parameter: Tensor) -> bool:
-        """Whether a parameter sees the batches of all tensor-parallel ranks: no."""
+        """True if a parameter sees the batches of all tensor-parallel ranks: no."""
         return False
 
     def is_scaled_batch_buffer(self, buffer: Tensor) -> bool:
-        """Whether a buffer sees the batches of all tensor-parallel ranks: no."""
+        """True if a buffer sees the batches of all tensor-parallel ranks: no."""
         return False
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

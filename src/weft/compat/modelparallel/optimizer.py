@@ -83,7 +83,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step was left out, under the name that accelerate asks for."""
+        """True if the last step was left out, under the name that accelerate asks for."""
         return self.overflow
 
     @property

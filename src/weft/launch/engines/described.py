@@ -99,7 +99,7 @@ class Described:
 
 
 def is_host(name: str) -> bool:
-    """Whether this can be the name of a host, or ``user@host``, and nothing that a command takes for an option.
+    """True if this can be the name of a host, or ``user@host``, and nothing that a command takes for an option.
 
     >>> is_host("node-1.lan"), is_host("me@node1"), is_host("-oProxyCommand=x")
     (True, True, False)

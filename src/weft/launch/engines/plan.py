@@ -17,7 +17,7 @@ _SHORTEST = 4
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable says that its value is nobody's business.
+    """True if the name of a variable says that its value is nobody's business.
 
     >>> is_secret("HF_TOKEN"), is_secret("aws_secret_access_key"), is_secret("TOKENIZERS_PARALLELISM")
     (True, True, False)

@@ -63,5 +63,5 @@ def _statement(folder: Path, rank: int) -> Statement | None:
 
 
 def _fits(values: Mapping[str, Any]) -> bool:
-    """Whether all is there, of the kinds that :class:`Statement` says."""
+    """True if all is there, of the kinds that :class:`Statement` says."""
     return all(isinstance(values.get(each.name), _KINDS[str(each.type)]) for each in fields(Statement))

@@ -270,7 +270,7 @@ class Elsewhere:
 
     @property
     def brings(self) -> bool:
-        """Whether recordings are still to come."""
+        """True if recordings are still to come."""
         for link in self._links:
             if link.arriving is not None and time.monotonic() - link.arrived > BRING_S:
                 self._stop_bringing(link, f"nothing came for {format_seconds(BRING_S)}")
@@ -370,7 +370,7 @@ class Elsewhere:
         return visible(str(link.hello.get("host") or link.name))
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether its process stands still because of a signal or a debugger."""
+        """True if its process stands still because of a signal or a debugger."""
         return rank in self._of(rank).stopped
 
     def send(self, rank: int, number: int, alone: bool = False) -> None:

@@ -75,7 +75,7 @@ class Mirror:
             yield {"kind": "report", "rank": rank}, text.encode()
 
     def apply(self, message: Message) -> bool:
-        """Whether a message was about the page, which has it then."""
+        """True if a message was about the page, which has it then."""
         values, data = message
         kind, rank = values.get("kind"), values.get("rank")
         if kind == "job":

@@ -52,7 +52,7 @@ def files_of(folder: Path, ranks: range) -> dict[str, int]:
 
 
 def lacking(folder: Path, ranks: range, before: Mapping[str, int]) -> bool:
-    """Whether one of the ranks has left nothing new in a folder; ``before``: what lay there."""
+    """True if one of the ranks has left nothing new in a folder; ``before``: what lay there."""
     new = {name for name, time in files_of(folder, ranks).items() if before.get(name) != time}
     return {rank_of(name) for name in new} != {*ranks}
 

@@ -58,7 +58,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
 
 
 def _wait(child: subprocess.Popen[bytes], heeded: set[signal.Signals], journal: Journal) -> bool:
-    """Whether the child was told to end."""
+    """True if the child was told to end."""
     stopped = False
     while child.poll() is None:
         heard = signal.sigtimedwait(heeded, 0.5)

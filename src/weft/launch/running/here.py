@@ -114,7 +114,7 @@ class Here:
         return self._host
 
     def is_stopped(self, rank: int) -> bool:
-        """Whether its process stands still because of a signal or a debugger."""
+        """True if its process stands still because of a signal or a debugger."""
         return is_stopped(self._processes[rank].pid)
 
     def look_at_files(self, outside: Outside) -> None:

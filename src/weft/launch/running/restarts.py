@@ -62,7 +62,7 @@ def in_a_row(failures: Sequence[Failed]) -> int:
 
 
 def is_same(before: Failed, now: Failed) -> bool:
-    """Whether a failure is the one before, come back with nothing gained between."""
+    """True if a failure is the one before, come back with nothing gained between."""
     if now.saves or now.step != before.step:
         return False
     return now.step is not None or (now.said == before.said and bool(now.said))

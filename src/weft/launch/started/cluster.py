@@ -36,7 +36,7 @@ class Unreachable(LaunchError):
 
 
 def is_installed() -> bool:
-    """Whether the package is there."""
+    """True if the package is there."""
     return find_spec("kubernetes") is not None
 
 

@@ -60,7 +60,7 @@ class KubernetesHandle(Handle):
 
     @property
     def ended(self) -> bool:
-        """Whether the job has come to its end."""
+        """True if the job has come to its end."""
         return self._code is not None
 
     @property

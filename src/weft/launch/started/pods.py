@@ -56,7 +56,7 @@ class Pod:
 
     @property
     def stuck(self) -> bool:
-        """Whether it waits for something that rarely comes by itself: an image, a Secret."""
+        """True if it waits for something that rarely comes by itself: an image, a Secret."""
         return self.waits.startswith(_STUCK)
 
     def __str__(self) -> str:

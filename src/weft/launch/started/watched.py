@@ -36,11 +36,11 @@ class Watched:
 
     @property
     def tells(self) -> bool:
-        """Whether changes are told now."""
+        """True if changes are told now."""
         return all(self._open)
 
     def due(self) -> bool:
-        """Whether it is time to ask: something has changed, or nobody would tell."""
+        """True if it is time to ask: something has changed, or nobody would tell."""
         due = self._changed.is_set() or not self.tells or time.monotonic() - self._asked > AGAIN_S
         if due:
             self._changed.clear()  # before the answer comes: a change after that is another one

@@ -150,7 +150,7 @@ class _Search:
         return stages_of_placement(self.problem.graph, self.items.of_units(where), self.partitions)[1]
 
     def follows(self, where: Sequence[int]) -> bool:
-        """Whether no tensor goes to a lower partition."""
+        """True if no tensor goes to a lower partition."""
         flows = self.items.flows
         return all(where[source] <= where[target] for source, targets, _ in flows for target in targets)
 

@@ -139,7 +139,7 @@ class Bounded:
         return self.base[partition] + sums[end] - sums[start] + self.live[start] + self.live[end] - back
 
     def fits(self, limit: float) -> bool:
-        """Whether some cut has no load above `limit`."""
+        """True if some cut has no load above `limit`."""
         return self._reach(limit) is not None
 
     def bottleneck(self, below: float = math.inf) -> float:
@@ -253,7 +253,7 @@ class Bounded:
         return ends
 
     def _passes(self, partition: int, starts: Sequence[int], end: int, limit: float) -> bool:
-        """Whether `end` can be reached once what is taken back is counted."""
+        """True if `end` can be reached once what is taken back is counted."""
         for start in self.passing[end]:
             place = bisect_left(starts, start)
             if place < len(starts) and starts[place] == start and self._allowed(partition, start, end):

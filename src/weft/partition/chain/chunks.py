@@ -224,7 +224,7 @@ class _Cuts:
 
 
 def _better(one: Key, other: Key) -> bool:
-    """Whether `one` is smaller by more than rounding."""
+    """True if `one` is smaller by more than rounding."""
     for a, b in zip(one, other, strict=True):
         if a < b - 1e-9 * abs(b):
             return True

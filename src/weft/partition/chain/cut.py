@@ -61,7 +61,7 @@ class Cut:
         return float(2.0 ** math.ceil(math.log2(2.0 * total * total + 1.0)))
 
     def fits(self, limit: float) -> bool:
-        """Whether some cut has no load above `limit`."""
+        """True if some cut has no load above `limit`."""
         return bool(self._starts(limit))
 
     def bottleneck(self, below: float = math.inf) -> float:

@@ -72,7 +72,7 @@ class Counted:
 
     @property
     def plain(self) -> bool:
-        """Whether all partitions are alike, and nothing but what units cost counts."""
+        """True if all partitions are alike, and nothing but what units cost counts."""
         problem = self.problem
         speeds = {device.speed for device in problem.devices}
         return problem.transfer_s is None and not problem.limited and len(speeds) == 1

@@ -30,7 +30,7 @@ class Link:
 
     @property
     def spread(self) -> bool:
-        """Whether other units stand between its own."""
+        """True if other units stand between its own."""
         return self.units[-1] - self.units[0] + 1 != len(self.units)
 
     def sum(self, values: Sequence[float]) -> float:

@@ -27,7 +27,7 @@ class Cutter(Protocol):
     """The chain that is left after a choice, and the methods that cut it."""
 
     def fits(self, limit: float) -> bool:
-        """Whether some cut has no load above `limit`."""
+        """True if some cut has no load above `limit`."""
 
     def bottleneck(self, below: float = math.inf) -> float:
         """The smallest possible largest load; infinity if that is more than `below`, or there is no cut."""
@@ -55,7 +55,7 @@ class Search:
 
     @property
     def complete(self) -> bool:
-        """Whether every choice is tried."""
+        """True if every choice is tried."""
         return math.prod(map(len, self.chain.options)) <= COMBINATIONS
 
     def run(self, effort: int, below: float = math.inf) -> tuple[list[int], float] | None:

@@ -92,7 +92,7 @@ def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
 
 
 def copies(machines: Machines) -> bool:
-    """Whether replicas copy their gradients into flat tensors to add them up; processors of one host do not."""
+    """True if replicas copy their gradients into flat tensors to add them up; processors of one host do not."""
     return not (machines.hosts == 1 and machines.host.accelerator.is_cpu)
 
 

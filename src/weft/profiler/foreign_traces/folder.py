@@ -53,7 +53,7 @@ class _Parsed(NamedTuple):
 
 
 def is_traces(path: Path) -> bool:
-    """Whether a folder holds traces and no recording of weft."""
+    """True if a folder holds traces and no recording of weft."""
     recorded = any(any(path.glob(f"rank*{suffix}")) for suffix in (".spans", ".facts.json", ".steps.jsonl"))
     return path.is_dir() and not recorded and bool(_names(path))
 

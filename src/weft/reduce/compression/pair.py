@@ -34,7 +34,7 @@ class Compression(NamedTuple):
 
     @property
     def divisible(self) -> bool:
-        """Whether pieces of a tensor can be averaged one by one; see :class:`Divisible`."""
+        """True if pieces of a tensor can be averaged one by one; see :class:`Divisible`."""
         return False
 
 

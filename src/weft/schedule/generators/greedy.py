@@ -254,7 +254,7 @@ class _Run:
         return min((time for time in coming if time > now), default=float("inf"))
 
     def _admits(self, rank: int, stage: int) -> bool:
-        """Whether the next forward of `stage` fits and leaves room for the lowest microbatch."""
+        """True if the next forward of `stage` fits and leaves room for the lowest microbatch."""
         if self.memory_bytes is None:
             return True
         limit, size = self.memory_bytes[rank], self.stages[stage].activation_bytes

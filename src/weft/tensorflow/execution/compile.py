@@ -67,7 +67,7 @@ class Compiled:
 
     @property
     def bound(self) -> bool:
-        """Whether the step takes a tensor of the graph that it was called in, and can run in that one only."""
+        """True if the step takes a tensor of the graph that it was called in, and can run in that one only."""
         return any(private.is_symbolic(tensor) for tensor in self.capture.feeds.values())
 
     def described(self) -> list[Recorded]:

@@ -115,7 +115,7 @@ def library_of(graph_def: Any, nodes: Sequence[Any]) -> list[Any]:
 
 
 def wants_xla() -> bool:
-    """Whether XLA shall compile the function that is being traced, or one around it."""
+    """True if XLA shall compile the function that is being traced, or one around it."""
     return is_building_function() and bool(
         control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
     )
@@ -170,7 +170,7 @@ def watch_functions() -> None:
 
 
 def context_exists() -> bool:
-    """Whether TensorFlow has begun to work, so that its threads cannot be set any more."""
+    """True if TensorFlow has begun to work, so that its threads cannot be set any more."""
     from tensorflow.python.eager import context
 
     return context.context()._context_handle is not None

@@ -40,7 +40,7 @@ def _make_variable(others: Callable[..., Any], **arguments: Any) -> Any:
 
 
 def tracing_a_step() -> bool:
-    """Whether a step's graph is being traced."""
+    """True if a step's graph is being traced."""
     return bool(_step_graphs)
 
 
@@ -80,7 +80,7 @@ def type_of(handle: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def is_stateful(operation: Any) -> bool:
-    """Whether an operation does something beside computing its outputs from its inputs."""
+    """True if an operation does something beside computing its outputs from its inputs."""
     return bool(operation.op_def.is_stateful)
 
 
@@ -96,7 +96,7 @@ def present_graph() -> Any:
 
 
 def is_symbolic(tensor: Any) -> bool:
-    """Whether a tensor is one of a graph, without a value."""
+    """True if a tensor is one of a graph, without a value."""
     return not isinstance(tensor, ops.EagerTensor)
 
 
@@ -106,5 +106,5 @@ def is_of_graph(thing: Any) -> bool:
 
 
 def is_building_function() -> bool:
-    """Whether a ``tf.function`` is being traced."""
+    """True if a ``tf.function`` is being traced."""
     return bool(ops.inside_function())

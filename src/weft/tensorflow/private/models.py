@@ -97,7 +97,7 @@ def optimizer_reads() -> list[tuple[type, str]]:
 
 
 def in_symbolic_scope() -> bool:
-    """Whether Keras only asks for the shapes of results."""
+    """True if Keras only asks for the shapes of results."""
     return bool(in_scope())
 
 
@@ -202,7 +202,7 @@ def plain_models() -> list[Any]:
 
 
 def is_of_keras_two(model: Any) -> bool:
-    """Whether this is a model of ``tf_keras``."""
+    """True if this is a model of ``tf_keras``."""
     return "tf_keras" in sys.modules and isinstance(model, sys.modules["tf_keras"].Model)
 
 

@@ -38,7 +38,7 @@ def bytes_of(variable: Any) -> int:
 
 
 def uninitialised(value: Any) -> bool:
-    """Whether a variable has no value yet."""
+    """True if a variable has no value yet."""
     return not bool(resource_variable_ops.is_resource_variable(value) and value.is_initialized())
 
 
@@ -109,7 +109,7 @@ def waiting() -> list[WaitingVariable]:
 
 
 def waits(variable: Any) -> bool:
-    """Whether the value of a variable was not made yet."""
+    """True if the value of a variable was not made yet."""
     return id(underlying(variable)) in _waiting
 
 
@@ -184,6 +184,6 @@ def variables_wait() -> Iterator[None]:
 
 
 def _can_wait(initializer: Any) -> bool:
-    """Whether an initialiser gives the same values whenever it is called: one of Keras's own, without a state."""
+    """True if an initialiser gives the same values whenever it is called: one of Keras's own, without a state."""
     own = isinstance(initializer, Initializer) and type(initializer).__module__.startswith("keras.src.")
     return own and isinstance(getattr(initializer, "seed", 0), int)

@@ -86,6 +86,6 @@ def _weight(variable: Any, copies: int, first: bool) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two numbers are equal but for rounding, in which graphs differ, or both are none."""
+    """True if two numbers are equal but for rounding, in which graphs differ, or both are none."""
     a, b = np.asarray(one), np.asarray(other)
     return a.shape == b.shape and np.allclose(a, b, 1e-5, 0.0, equal_nan=True)

@@ -13,7 +13,7 @@ from weft.tensorflow.session.wire import from_torch, to_torch
 
 
 def is_by_rows(tensor: Any) -> bool:
-    """Whether a gradient is one by rows."""
+    """True if a gradient is one by rows."""
     return isinstance(tensor, tf.IndexedSlices)
 
 

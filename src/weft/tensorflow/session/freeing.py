@@ -28,7 +28,7 @@ def free_others(models: Sequence[Any]) -> None:
 
 
 def is_here(variable: Any) -> bool:
-    """Whether a variable has a value on this rank."""
+    """True if a variable has a value on this rank."""
     return not private.uninitialised(private.underlying(variable))
 
 

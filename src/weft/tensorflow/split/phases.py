@@ -230,7 +230,7 @@ def _use_at_the_end(record: Record, units: Units, phases: Phases) -> None:
 
 
 def _may_wait(record: Record, units: Units, phases: Phases, number: int, moved: set[int]) -> bool:
-    """Whether every rank can run an operation at the end, with others that are moved there."""
+    """True if every rank can run an operation at the end, with others that are moved there."""
     operation = record.operations[number]
     if number in units.unit_of or any(phases.owner[each] != EVERYWHERE for each in operation.reads):
         return False

@@ -74,7 +74,7 @@ class MiniBatch:
 
     @property
     def even(self) -> bool:
-        """Whether all microbatches have equally many samples."""
+        """True if all microbatches have equally many samples."""
         return not self.size or self.size % self.microbatches == 0
 
     def samples(self, tensors: Sequence[Any]) -> int:

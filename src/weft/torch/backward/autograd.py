@@ -47,7 +47,7 @@ _here = _Here()
 
 
 def accumulates() -> bool:
-    """Whether a backward pass goes on on this thread that adds to ``.grad``."""
+    """True if a backward pass goes on on this thread that adds to ``.grad``."""
     return _here.accumulates
 
 

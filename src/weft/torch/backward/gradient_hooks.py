@@ -45,12 +45,12 @@ class Forget:
 
 
 def unwatched(parameter: nn.Parameter) -> bool:
-    """Whether nobody but weft looks at the gradient when it grows."""
+    """True if nobody but weft looks at the gradient when it grows."""
     return hooks_are_known(parameter) and not foreign_hooks(parameter)
 
 
 def foreign_hooks(parameter: Tensor) -> bool:
-    """Whether the script has hooks that run when the gradient has grown."""
+    """True if the script has hooks that run when the gradient has grown."""
     return not all(isinstance(hook, (Arrival, Forget)) for hook in gradient_hooks(parameter))
 
 

@@ -91,7 +91,7 @@ class Multiplier:
         return min(other) < GAIN * min(usual)
 
     def _fits(self, left: Tensor, right: Tensor) -> bool:
-        """Whether oneDNN can multiply these, and is quicker."""
+        """True if oneDNN can multiply these, and is quicker."""
         return (
             len(left) * right.numel() >= self._least
             and min(*left.shape, *right.shape) >= self._shortest

@@ -301,7 +301,7 @@ def _search(
 
 
 def _wanted(kind: type[Task], node: Any, parameter: Any, at_once: bool) -> bool:
-    """Whether the node may have a task, and gains by it.
+    """True if the node may have a task, and gains by it.
 
     Nothing but the optimizer and the reducer may look at the parameter's gradient: it must be a leaf without hooks.
     autograd adds nothing to one that was frozen since the forward pass.
@@ -318,5 +318,5 @@ def _wanted(kind: type[Task], node: Any, parameter: Any, at_once: bool) -> bool:
 
 
 def large(parameter: nn.Parameter) -> bool:
-    """Whether adding to this parameter's gradient in one call gains something, on a CPU."""
+    """True if adding to this parameter's gradient in one call gains something, on a CPU."""
     return parameter.nbytes >= FUSED_BYTES

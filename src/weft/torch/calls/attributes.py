@@ -57,17 +57,17 @@ class Attribute:
 
     @property
     def in_order(self) -> bool:
-        """Whether a unit that has it to itself must see the microbatches in order."""
+        """True if a unit that has it to itself must see the microbatches in order."""
         return self.carried and not self.restored and (self.valued or not self.counter)
 
     @property
     def is_own(self) -> bool:
-        """Whether each microbatch has one for itself, if no unit has it."""
+        """True if each microbatch has one for itself, if no unit has it."""
         return not self.carried or self.restored
 
     @property
     def is_shared(self) -> bool:
-        """Whether all microbatches may use the one that there is, in whatever order."""
+        """True if all microbatches may use the one that there is, in whatever order."""
         return self.lazy or (self.counter and not self.late)
 
     @property
@@ -75,7 +75,7 @@ class Attribute:
         return self.module, self.name
 
     def inside(self, unit: str) -> bool:
-        """Whether nothing but the unit uses it."""
+        """True if nothing but the unit uses it."""
         users = (self.module, *self.users)
         return not unit or all(user == unit or user.startswith(f"{unit}.") for user in users)
 

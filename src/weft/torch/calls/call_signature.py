@@ -49,13 +49,13 @@ class Spec(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the call returns one new tensor and does nothing else."""
+        """True if the call returns one new tensor and does nothing else."""
         more = self.dynamic or self.random or self.mutated or self.passed
         form: str = self.description[0]
         return not more and form == "tensor"
 
     def returns(self, shape: torch.Size) -> bool:
-        """Whether the call returns one tensor, of this shape."""
+        """True if the call returns one tensor, of this shape."""
         return bool(self.description[0] == "tensor" and self.description[1][1] == [*shape])
 
     def to_text(self) -> str:
@@ -260,7 +260,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]
 
 
 def has_mask(indices: Any) -> bool:
-    """Whether indexing with ``indices`` has a result whose size depends on their values."""
+    """True if indexing with ``indices`` has a result whose size depends on their values."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 

@@ -91,7 +91,7 @@ class Filled(NamedTuple):
 
     @property
     def uncertain(self) -> bool:
-        """Whether numbers or texts were put somewhere, which may be others at each call."""
+        """True if numbers or texts were put somewhere, which may be others at each call."""
         return any(_is_uncertain(item) for _, items in self.changes for _, item in items)
 
     def without_numbers(self) -> Filled:
@@ -116,7 +116,7 @@ def _is_uncertain(item: Any) -> bool:
 
 
 def fills(description: list[Any]) -> bool:
-    """Whether the description of a `Filled` tells of changes."""
+    """True if the description of a `Filled` tells of changes."""
     return bool(description[2][1][2])
 
 
@@ -128,7 +128,7 @@ def written_by(description: list[Any]) -> list[str]:
 
 
 def puts_the_same(description: list[Any], other: list[Any]) -> bool:
-    """Whether the descriptions of two `Filled` tell of the same changes, in tensors of the same shapes."""
+    """True if the descriptions of two `Filled` tell of the same changes, in tensors of the same shapes."""
     return _alike(description[2][1], other[2][1])
 
 

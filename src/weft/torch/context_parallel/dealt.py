@@ -24,7 +24,7 @@ _teams: WeakValueDictionary[str, Team] = WeakValueDictionary()
 
 
 def can_deal(total: int, ranks: int) -> bool:
-    """Whether so many positions make two equal blocks for each rank."""
+    """True if so many positions make two equal blocks for each rank."""
     return total % (2 * ranks) == 0
 
 

@@ -17,7 +17,7 @@ from weft.torch.tensors.places import sizes_of
 
 
 def can_cut(total: int, ranks: int) -> bool:
-    """Whether every rank gets positions."""
+    """True if every rank gets positions."""
     return sizes_of(total, ranks)[-1] > 0
 
 

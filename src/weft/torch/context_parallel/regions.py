@@ -35,7 +35,7 @@ class Sequences:
 
     @property
     def balanced(self) -> bool:
-        """Whether ranks have positions from both ends of a sequence, where lengths allow it."""
+        """True if ranks have positions from both ends of a sequence, where lengths allow it."""
         return self.order == BALANCED
 
     def to_record(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ _ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 
 
 def is_causal(args: Any, kwargs: Any) -> bool:
-    """Whether attention with these arguments is causal by itself, without a mask."""
+    """True if attention with these arguments is causal by itself, without a mask."""
     given = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
     return bool(given.get("is_causal")) and given.get("attn_mask") is None
 

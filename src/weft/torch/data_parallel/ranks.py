@@ -12,12 +12,12 @@ from weft.launch.rendezvous import locate
 
 
 def is_available() -> bool:
-    """Whether ranks can talk to each other: ``torch.distributed`` was built with gloo."""
+    """True if ranks can talk to each other: ``torch.distributed`` was built with gloo."""
     return dist.is_available() and dist.is_gloo_available()
 
 
 def is_initialized() -> bool:
-    """Whether the default process group has been made."""
+    """True if the default process group has been made."""
     return is_available() and dist.is_initialized()
 
 

@@ -48,12 +48,12 @@ def _unseen() -> Iterator[None]:
 
 
 def _inside_unit() -> bool:
-    """Whether a unit runs on this thread, in a step."""
+    """True if a unit runs on this thread, in a step."""
     return getattr(running_here, "steps", 0) > 0 and running_here.glue is None
 
 
 def _between_units() -> bool:
-    """Whether a microbatch's program runs on this thread, outside of units."""
+    """True if a microbatch's program runs on this thread, outside of units."""
     return running() is not None
 
 
@@ -373,7 +373,7 @@ def home_of(func: Any, modules: list[nn.Module]) -> int | None:
 
 
 def is_buffer(tensor: Tensor) -> bool:
-    """Whether the tensor is a buffer of a model that is split."""
+    """True if the tensor is a buffer of a model that is split."""
     found: bool = tensor._weft_buffer  # type: ignore[attr-defined]
     return found
 

@@ -251,7 +251,7 @@ def _check_crossings(
 
 
 def leads_to(tensor: Tensor, other: Tensor) -> bool:
-    """Whether ``tensor`` was computed from ``other``, or is it."""
+    """True if ``tensor`` was computed from ``other``, or is it."""
     node = get_gradient_edge(other).node
     return tensor is other or node in graph_nodes([tensor])
 

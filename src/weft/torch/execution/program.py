@@ -292,7 +292,7 @@ class Program:
             self.pipeline.channel.send(peer, message)
 
     def _is_seeded(self) -> bool:
-        """Whether the step has set a seed in this microbatch: all calls draw from one stream then."""
+        """True if the step has set a seed in this microbatch: all calls draw from one stream then."""
         return self.pipeline.streams.is_seeded_anew(mix(self.seed, self.microbatch.index))
 
     def _call_seed(self, name: str) -> int:
@@ -353,7 +353,7 @@ class Program:
 
     @staticmethod
     def _is_marked(tensor: Tensor) -> bool:
-        """Whether the tensor has a value or an owner already."""
+        """True if the tensor has a value or an owner already."""
         return tensor._weft_value is not None or tensor._weft_owner is not None  # type: ignore[attr-defined]
 
     def _check_shapes(self, spec: Spec, shapes: list[torch.Size], name: str) -> None:

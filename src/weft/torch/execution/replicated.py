@@ -40,7 +40,7 @@ class Tape(Protocol):
 
 
 def is_made_here(tape: Tape, tensor: Tensor) -> bool:
-    """Whether only this rank has the tensor, because it was computed from tensors that are this rank's alone."""
+    """True if only this rank has the tensor, because it was computed from tensors that are this rank's alone."""
     leaves = {id(leaf) for segment in tape.segments for leaf, _ in segment.living()}
     sources = (leaf_of(node) for node in graph_nodes([tensor]))
     return any(

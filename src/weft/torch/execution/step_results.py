@@ -136,7 +136,7 @@ class Returned:
 
 
 def goes_with_others(tensor: Tensor, value: Value) -> bool:
-    """Whether a tensor waits for the other small ones and travels with them. Every rank must answer alike.
+    """True if a tensor waits for the other small ones and travels with them. Every rank must answer alike.
 
     Parameters have their sizes on their own rank only, and writing into a tensor may have changed its shape there.
     """

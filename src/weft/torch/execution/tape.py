@@ -295,7 +295,7 @@ class Tape:
 
 
 def goes_back(tensor: Tensor) -> bool:
-    """Whether a gradient of the tensor goes anywhere. Views made without grad mode say they need one, and drop it."""
+    """True if a gradient of the tensor goes anywhere. Views made without grad mode say they need one, and drop it."""
     if not tensor.requires_grad or base_of(tensor) is None:
         return tensor.requires_grad
     try:

@@ -152,7 +152,7 @@ def begin_backward() -> None:
 
 
 def trains() -> bool:
-    """Whether the microbatch of this thread has had a backward pass."""
+    """True if the microbatch of this thread has had a backward pass."""
     return getattr(_scale, "trains", False)
 
 
@@ -162,7 +162,7 @@ def share() -> float | None:
 
 
 def in_microbatch() -> bool:
-    """Whether a step runs on this thread."""
+    """True if a step runs on this thread."""
     return share() is not None
 
 
@@ -177,7 +177,7 @@ def going_back() -> Iterator[None]:
 
 
 def in_step_code() -> bool:
-    """Whether code of a step runs on this thread, and neither a backward pass nor, as far as can be told, a unit."""
+    """True if code of a step runs on this thread, and neither a backward pass nor, as far as can be told, a unit."""
     if _rehearsal is not None:
         return _rehearsal.outside_modules and not _rehearsal.going_back
     return running() is not None or (

@@ -208,7 +208,7 @@ class UnitCall:
             attributes[attribute] = value
 
     def may_run_again(self, inputs: Any) -> bool:
-        """Whether an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
+        """True if an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
         if not has_objects(inputs):
             return True
         if not self.told:
@@ -352,7 +352,7 @@ class PlainCall:
         return self._filled(result)
 
     def _may_run_again(self) -> bool:
-        """Whether an activation checkpoint may run the unit again. Containers that it fills would be filled twice; of
+        """True if an activation checkpoint may run the unit again. Containers that it fills would be filled twice; of
         lists and dicts it gets copies, since others may fill them meanwhile."""
         if not all(isinstance(thing, (list, dict)) for thing in self.contents.things):
             return False
@@ -395,7 +395,7 @@ class PlainCall:
         return local
 
     def _is_beside(self, tensor: Tensor) -> bool:
-        """Whether this rank has what another unit has left, from before it turned to others: a later call may use it.
+        """True if this rank has what another unit has left, from before it turned to others: a later call may use it.
 
         Parts are not put together for that.
         """

@@ -80,16 +80,16 @@ class Outline:
     # --- what has changed ---------------------------------------------------------------------------------
 
     def is_whole(self) -> bool:
-        """Whether modules, parameters and the modules' forwards are those of that moment."""
+        """True if modules, parameters and the modules' forwards are those of that moment."""
         return self.has_its_parts() and self._find_forwards() == self._forwards
 
     def has_its_parts(self) -> bool:
-        """Whether modules and parameters are those of that moment."""
+        """True if modules and parameters are those of that moment."""
         keys, values = self._find_parts()
         return keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
 
     def is_alike(self) -> bool:
-        """Whether hooks, kinds of parameters and rates of dropout are those of that moment."""
+        """True if hooks, kinds of parameters and rates of dropout are those of that moment."""
         return (
             self._find_kinds() == self._kinds
             and self._find_hooks() == self._numbers
@@ -97,7 +97,7 @@ class Outline:
         )
 
     def trains_other_parameters(self) -> bool:
-        """Whether other parameters need gradients, or have other dtypes."""
+        """True if other parameters need gradients, or have other dtypes."""
         return self._find_kinds() != self._kinds
 
     def list_replaced(self) -> list[str]:

@@ -20,7 +20,7 @@ from weft.torch.tensor_parallel import Splits
 
 
 def is_below(name: str, module: str) -> bool:
-    """Whether a name lies in a module. The model itself has the empty name, and everything lies in it."""
+    """True if a name lies in a module. The model itself has the empty name, and everything lies in it."""
     return name.startswith(f"{module}." if module else "")
 
 
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def revisits(self) -> bool:
-        """Whether a microbatch comes back to a stage that it has left."""
+        """True if a microbatch comes back to a stage that it has left."""
         visits = [unit.stage for unit in self.units if unit.partition != FLOATING]
         stages = [at for at, before in zip(visits, [None, *visits], strict=False) if at != before]
         return len(stages) > len(set(stages))

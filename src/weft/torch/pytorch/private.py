@@ -76,7 +76,7 @@ _hooks_work: Any = (
 
 
 def keeps_as_ever() -> bool:
-    """Whether nobody but autograd keeps tensors for the backward pass here, as far as that can be told."""
+    """True if nobody but autograd keeps tensors for the backward pass here, as far as that can be told."""
     return _hooks is not None and _hooks_work() and _hooks(False) is None
 
 
@@ -88,7 +88,7 @@ _any_autocast = _find(
 
 
 def any_autocast() -> bool:
-    """Whether autocast is on, for the CPU or CUDA at least."""
+    """True if autocast is on, for the CPU or CUDA at least."""
     if _any_autocast is not None:
         return bool(_any_autocast())
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
@@ -121,7 +121,7 @@ def call_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether somebody, weft or ``module.compile()``, stands in for the module's call."""
+    """True if somebody, weft or ``module.compile()``, stands in for the module's call."""
     return module._compiled_call_impl is not None
 
 
@@ -135,12 +135,12 @@ ASKED_BY_DDP = "_ddp_params_and_buffers_to_ignore"
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether hooks wait for the gradients of the module's inputs or results."""
+    """True if hooks wait for the gradients of the module's inputs or results."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether hooks of its own run before or after the module's ``forward``."""
+    """True if hooks of its own run before or after the module's ``forward``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -196,7 +196,7 @@ def base_of(tensor: Tensor) -> Tensor | None:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether it has one piece of memory, as sparse tensors have not, nor those that ``torch.func`` wraps."""
+    """True if it has one piece of memory, as sparse tensors have not, nor those that ``torch.func`` wraps."""
     return tensor.layout == torch.strided and not (_wrapped is not None and _wrapped(tensor))
 
 
@@ -264,7 +264,7 @@ PLAIN = "weft_gives_the_same_tensor"
 
 
 def is_unpacked(node: Any, name: str) -> bool:
-    """Whether hooks of others have packed what the node keeps under that name, as activation checkpoints do."""
+    """True if hooks of others have packed what the node keeps under that name, as activation checkpoints do."""
     hook = getattr(node, f"_raw_saved_{name}").unpack_hook
     return hook is not None and not hasattr(hook, PLAIN)
 
@@ -331,7 +331,7 @@ def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:
 
 
 def hooks_are_known(parameter: Tensor) -> bool:
-    """Whether all who look at the parameter's gradient can be told by :func:`gradient_hooks`."""
+    """True if all who look at the parameter's gradient can be told by :func:`gradient_hooks`."""
     return _HOOKS and not parameter._backward_hooks
 
 
@@ -351,7 +351,7 @@ _backward_number = _find(
 
 
 def in_backward() -> bool:
-    """Whether a backward pass runs on this thread."""
+    """True if a backward pass runs on this thread."""
     return _backward_number is not None and _backward_number() != -1
 
 
@@ -568,7 +568,7 @@ _tell_script = _find(
 
 
 def is_mutable(operator: Any) -> bool:
-    """Whether an operator writes into one of its arguments."""
+    """True if an operator writes into one of its arguments."""
     return bool(operator._schema.is_mutable)
 
 

@@ -155,7 +155,7 @@ def memory_written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def is_for_each(func: Callable[..., Any]) -> bool:
-    """Whether ``func`` is an operation on lists of tensors, one after the other."""
+    """True if ``func`` is an operation on lists of tensors, one after the other."""
     return getattr(func, "__name__", "").startswith("_foreach_")
 
 

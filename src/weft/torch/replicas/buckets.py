@@ -56,7 +56,7 @@ class Bucket(ABC):
         self._work: Work | None = None
 
     def may_leave(self) -> bool:
-        """Whether a full bucket can leave before the step ends."""
+        """True if a full bucket can leave before the step ends."""
         return True
 
     def missing_gradients(self) -> Sequence[int]:
@@ -180,7 +180,7 @@ class InPlace(Bucket):
         self._grads: list[Tensor | None] = []
 
     def may_leave(self) -> bool:
-        """Whether no hook of the script may look at a gradient that has arrived."""
+        """True if no hook of the script may look at a gradient that has arrived."""
         return all(map(unwatched, self.parameters))
 
     def missing_gradients(self) -> Sequence[int]:
@@ -263,7 +263,7 @@ def shaped_like(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 def has_channels_last(parameter: Tensor) -> bool:
-    """Whether the parameter is dense in another order than that of its dimensions."""
+    """True if the parameter is dense in another order than that of its dimensions."""
     return not parameter.is_contiguous() and (
         (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
         or (parameter.dim() == 5 and parameter.is_contiguous(memory_format=torch.channels_last_3d))
@@ -286,7 +286,7 @@ def empty_like(parameter: Tensor) -> Tensor:
 
 
 def fits(grad: Tensor, parameter: Tensor) -> bool:
-    """Whether the gradient's values stand in memory as those of :func:`empty_like` do, and may be overwritten."""
+    """True if the gradient's values stand in memory as those of :func:`empty_like` do, and may be overwritten."""
     if grad.dtype != parameter.dtype or grad.requires_grad or type(grad) is not Tensor:
         return False
     if has_channels_last(parameter):
@@ -298,7 +298,7 @@ _ALONE = users_of_memory(torch.empty(1))
 
 
 def is_alone(grad: Tensor) -> bool:
-    """Whether no other tensor shares the gradient's memory. Some gradients are views of what autograd still reads."""
+    """True if no other tensor shares the gradient's memory. Some gradients are views of what autograd still reads."""
     return _ALONE is not None and users_of_memory(grad) == _ALONE
 
 
@@ -308,5 +308,5 @@ def flatten(part: Tensor) -> Tensor:
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape have the same layout and dtype, so that either can stand for the other."""
+    """True if two tensors of one shape have the same layout and dtype, so that either can stand for the other."""
     return one.stride() == other.stride() and one.dtype == other.dtype

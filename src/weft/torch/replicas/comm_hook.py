@@ -45,7 +45,7 @@ class GradientBucket:
         return self._parameters
 
     def is_last(self) -> bool:
-        """Whether this is the last bucket of the step."""
+        """True if this is the last bucket of the step."""
         return self._last
 
 

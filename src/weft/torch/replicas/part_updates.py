@@ -22,7 +22,7 @@ _known: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 
 
 def updates_parts_alike(optimizer: Optimizer) -> bool:
-    """Whether each rank may give the optimizer a part of a weight.
+    """True if each rank may give the optimizer a part of a weight.
 
     PyTorch's own are known by their names. Others, whose names say nothing, are tried on a small weight, whole and in
     halves, with the optimizer's own settings. One that cannot be tried is taken to be right, with a warning.
@@ -45,7 +45,7 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
 
 
 def _tried(optimizer: Optimizer) -> bool:
-    """Whether some steps on a matrix, and on its halves along both dims, give the same numbers."""
+    """True if some steps on a matrix, and on its halves along both dims, give the same numbers."""
     like = next(p for group in optimizer.param_groups for p in group["params"])
     random = torch.Generator().manual_seed(0)
     start, *gradients = (torch.randn(SIDE, SIDE, generator=random).to(like) for _ in range(STEPS + 1))

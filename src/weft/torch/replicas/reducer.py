@@ -200,7 +200,7 @@ class Reducer:
         self._active = False
 
     def _due(self) -> bool:
-        """Whether this step's gradients are to be averaged, and not only added up."""
+        """True if this step's gradients are to be averaged, and not only added up."""
         return self._passes + 1 >= self.options.passes
 
     def _came_late(self, bucket: Bucket, number: int) -> None:

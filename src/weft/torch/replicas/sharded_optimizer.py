@@ -53,7 +53,7 @@ class Shares:
                 load[self._replica_of[number]] += sizes[number]
 
     def has(self, number: int) -> bool:
-        """Whether this replica updates the parameter of that number."""
+        """True if this replica updates the parameter of that number."""
         return self._replica_of[number] == self.replica
 
     def exchange(self, parameters: dict[int, Tensor]) -> None:

@@ -11,7 +11,7 @@ from weft.torch import tensor_parallel
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether this rank has only a share of the tensor, and replicas have the others."""
+    """True if this rank has only a share of the tensor, and replicas have the others."""
     return isinstance(tensor, DTensor)
 
 

@@ -163,7 +163,7 @@ class CallCheck:
                 self._refuse(index, number, texts[theirs[number - 1]], other, text, peer)
 
     def _is_alike(self, peer: int, index: int, number: int, text: str) -> bool:
-        """Whether that call has been made here, too, and alike."""
+        """True if that call has been made here, too, and alike."""
         log = self._pipeline.logs.get(index, [])
         if len(log) < number:
             return False

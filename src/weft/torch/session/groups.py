@@ -36,7 +36,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 def have_own_gpus(device: torch.device, group: Any) -> bool:
-    """Whether no two ranks of the group share a GPU; every rank calls this. ``None``: a process by itself."""
+    """True if no two ranks of the group share a GPU; every rank calls this. ``None``: a process by itself."""
     if group is None:
         return True
     own = torch.tensor([mix(gpu_of(device))])

@@ -96,7 +96,7 @@ class Streams:
             numpy.seed(seed % 2**32)
 
     def has_drawn_since(self, seed: int, which: int = TORCH | PYTHON) -> bool:
-        """Whether a number was drawn since the streams were seeded with ``seed``. The streams are used up afterwards.
+        """True if a number was drawn since the streams were seeded with ``seed``. The streams are used up afterwards.
 
         For Python's generator the next number decides: its whole state would be a tuple of 625 numbers.
         """
@@ -105,7 +105,7 @@ class Streams:
         return not same_states(found, self.capture(which & ~PYTHON)) or random.getrandbits(64) != number
 
     def is_seeded_anew(self, seed: int) -> bool:
-        """Whether somebody has set another seed than ``seed`` (``torch.manual_seed``) since it was set here."""
+        """True if somebody has set another seed than ``seed`` (``torch.manual_seed``) since it was set here."""
         return any(generator.initial_seed() != seed for generator in self._generators)
 
     def to_text(self) -> str:
@@ -133,7 +133,7 @@ class Streams:
 
 
 def same_states(one: Any, other: Any) -> bool:
-    """Whether two captured states are equal."""
+    """True if two captured states are equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, (list, tuple)) and not isinstance(one[0], (int, float)):

@@ -39,7 +39,7 @@ def device_bytes(session: Session) -> float:
 
 
 def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings, available: float) -> bool:
-    """Whether every partition's parameters, gradients, optimizer states and activations leave room."""
+    """True if every partition's parameters, gradients, optimizer states and activations leave room."""
     taken = [0] * settings.partitions
     for unit, at in zip(graph_of(list(pieces)), partitions, strict=True):
         taken[at] += memory_bytes(unit, most_in_flight(settings))

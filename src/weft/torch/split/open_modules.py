@@ -63,7 +63,7 @@ class Choice:
     idle: int = 0
 
     def beats(self, other: Choice, by: float) -> bool:
-        """Whether it leaves fewer partitions idle, or as many at a score that is smaller ``by`` so much."""
+        """True if it leaves fewer partitions idle, or as many at a score that is smaller ``by`` so much."""
         return self.idle < other.idle or (self.idle == other.idle and self.score < other.score - by)
 
 
@@ -233,7 +233,7 @@ def _close(tree: Tree, opened: set[str], pieces: list[Piece], partitions: list[i
 
 
 def _glue_agrees(tree: Tree, name: str, pieces: list[Piece], where: dict[str, int], inside: set[int]) -> bool:
-    """Whether the parameters that an opened module owns itself lie where its units lie."""
+    """True if the parameters that an opened module owns itself lie where its units lie."""
     for parameter, piece in tree.glue_parameters(pieces):
         full = tree.parameter_names[id(parameter)]
         if full.startswith(f"{name}.") and (not inside or where[piece.name] not in inside):

@@ -263,7 +263,7 @@ def _without(splits: Splits, names: set[str], reason: str, root: nn.Module) -> S
 
 
 def _mixes(plan: Plan, found: Choice) -> bool:
-    """Whether gradients of one parameter come from several places of a microbatch, so that those of two meet."""
+    """True if gradients of one parameter come from several places of a microbatch, so that those of two meet."""
     stages: dict[int, set[int]] = {}
     for piece, stage in zip(found.pieces, found.stages, strict=True):
         for number in piece.module_parameters():
@@ -372,14 +372,14 @@ def _known(traced: Trace, name: str) -> tuple[bool, bool, tuple[str, ...]]:
 
 
 def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
-    """Whether microbatches must not overlap, because one would see what another writes into parameters and buffers.
+    """True if microbatches must not overlap, because one would see what another writes into parameters and buffers.
 
     The backward pass may need a parameter as it was, or code outside of its unit writes or reads it. Buffers of no unit
     are looked after by ``pipeline.SharedBuffer``.
     """
 
     def has_to_itself(name: str) -> bool:
-        """Whether one unit has it, and nothing else uses it."""
+        """True if one unit has it, and nothing else uses it."""
         users = traced.users.get(name, set())
         for unit in units:
             if is_below(name, unit):

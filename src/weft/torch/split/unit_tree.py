@@ -106,7 +106,7 @@ class Tree:
             yield from self.subtree(child)
 
     def openable(self, name: str) -> bool:
-        """Whether the module's children may be units, and its own code glue.
+        """True if the module's children may be units, and its own code glue.
 
         Backward hooks see input and output of the module, so they keep it together. A module without children is opened
         where tensors get out of it by another way than its result.
@@ -121,11 +121,11 @@ class Tree:
         return not any(map(self.stuck, self.children[name]))
 
     def stuck(self, name: str) -> bool:
-        """Whether the module must be opened, and cannot be: the module that calls it stays in one piece."""
+        """True if the module must be opened, and cannot be: the module that calls it stays in one piece."""
         return self.must_open(name) and not self.openable(name)
 
     def writes(self, name: str) -> bool:
-        """Whether the module's own code writes its buffers: opened, microbatches would see each other's half-way."""
+        """True if the module's own code writes its buffers: opened, microbatches would see each other's half-way."""
         start = f"{name}." if name else ""
         return any(
             buffer.startswith(start) and "." not in buffer[len(start) :]
@@ -133,11 +133,11 @@ class Tree:
         )
 
     def must_open(self, name: str) -> bool:
-        """Whether the module cannot be one unit: its result cannot be sent, or tensors get out by another way."""
+        """True if the module cannot be one unit: its result cannot be sent, or tensors get out by another way."""
         return not self.records[name].describable or name in self.trace.leaking
 
     def always_opened(self, name: str) -> bool:
-        """Whether the module has constant buffers and nothing else: its code is glue that every rank runs."""
+        """True if the module has constant buffers and nothing else: its code is glue that every rank runs."""
         module = self.records[name].module
         if next(module.parameters(), None) is not None:
             return False
@@ -145,7 +145,7 @@ class Tree:
         return bool(buffers) and not any(buffer in self.trace.written_buffers for buffer in buffers)
 
     def has_state(self, name: str) -> bool:
-        """Whether the module has parameters, buffers, or attributes that go from microbatch to microbatch."""
+        """True if the module has parameters, buffers, or attributes that go from microbatch to microbatch."""
         module = self.records[name].module
         return (
             next(module.parameters(), None) is not None

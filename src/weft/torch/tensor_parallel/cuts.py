@@ -111,7 +111,7 @@ def unmark(parameter: Tensor) -> None:
 
 
 def is_cut(parameter: Tensor) -> bool:
-    """Whether the parameter is this rank's part of a larger one."""
+    """True if the parameter is this rank's part of a larger one."""
     return getattr(parameter, CUT) is not None
 
 
@@ -168,7 +168,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def can_cut(value: Tensor, parameter: Tensor) -> bool:
-    """Whether the value has the shape of the whole of a parameter that is cut, or of a part that was cut again."""
+    """True if the value has the shape of the whole of a parameter that is cut, or of a part that was cut again."""
     return any(tuple(value.shape) == how.shape for how, _ in _cuts(parameter))
 
 

@@ -282,7 +282,7 @@ def _owners(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
-    """Whether somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
+    """True if somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
     hooked = hooks and (has_forward_hooks(module) or has_backward_hooks(module))
     return hooked or "forward" in vars(module) or is_compiled(module)
 

@@ -24,12 +24,12 @@ _CONV1D = "transformers.pytorch_utils", "Conv1D"
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is the ``Conv1D`` of `transformers`: a linear whose weight has the inputs first."""
+    """True if it is the ``Conv1D`` of `transformers`: a linear whose weight has the inputs first."""
     return (type(module).__module__, type(module).__name__) == _CONV1D
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether weft knows how to split the module; subclasses may do anything."""
+    """True if weft knows how to split the module; subclasses may do anything."""
     return type(module) is nn.Linear or is_transposed(module)
 
 

@@ -185,7 +185,7 @@ def batched_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_strided(tensor: DTensor) -> bool:
-    """Whether heads in parts were seen as one dimension with the samples."""
+    """True if heads in parts were seen as one dimension with the samples."""
     placement: Any = tensor.placements[0]
     return hasattr(placement, "split_factor") and placement.dim == 0
 
@@ -258,7 +258,7 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a function of random numbers draws any: dropout does so only in training."""
+    """True if a function of random numbers draws any: dropout does so only in training."""
     if "dropout" not in getattr(func, "__name__", ""):
         return True
     given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}

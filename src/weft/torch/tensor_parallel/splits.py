@@ -76,7 +76,7 @@ class Linear:
     held: tuple[Held, ...] = ()
 
     def by_rank(self) -> bool:
-        """Whether each rank has some of the experts, whole."""
+        """True if each rank has some of the experts, whole."""
         return self.kind == MIXTURE or any(part.dim == OF_EXPERTS for part in self.parts)
 
     def to_record(self) -> list[Any]:

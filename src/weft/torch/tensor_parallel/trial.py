@@ -179,7 +179,7 @@ class Trial:
                 module.__dict__.pop("forward", None)
 
     def take_part(self, name: str, kind: str, given: Any) -> bool:
-        """Whether the linear can be called as such a one."""
+        """True if the linear can be called as such a one."""
         self._last = name
         if name in self.whole or name in self.alone:
             return False

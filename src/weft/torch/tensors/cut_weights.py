@@ -43,7 +43,7 @@ def ask(inside_unit: Callable[[], bool], between_units: Callable[[], bool]) -> N
 
 
 def inside_unit() -> bool:
-    """Whether a unit of a step runs on this thread."""
+    """True if a unit of a step runs on this thread."""
     return _inside_unit()
 
 

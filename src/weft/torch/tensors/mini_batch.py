@@ -100,7 +100,7 @@ def part(tensor: Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> Tensor
 
 
 def is_whole(argument: Any) -> bool:
-    """Whether an argument has nothing to cut, by its type alone."""
+    """True if an argument has nothing to cut, by its type alone."""
     return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
 
 
@@ -137,7 +137,7 @@ def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: 
 
 
 def _same(values: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
-    """Whether no value has been replaced."""
+    """True if no value has been replaced."""
     return all(values[key] is item for key, item in old.items())
 
 

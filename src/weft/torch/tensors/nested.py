@@ -27,7 +27,7 @@ DATA_DEPTH = 16
 
 
 def is_walkable(thing: Any) -> bool:
-    """Whether the attributes of an object are searched for tensors."""
+    """True if the attributes of an object are searched for tensors."""
     if isinstance(thing, (type, nn.Module, torch.Generator)) or callable(thing):
         return False
     return hasattr(thing, "__dict__") or bool(_slots_of(type(thing)))  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def captured_in(tree: Any) -> list[Tensor]:
 
 
 def same_objects(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Whether two collections of one length hold the same objects in the same order."""
+    """True if two collections of one length hold the same objects in the same order."""
     return all(map(is_, some, others))
 
 
@@ -237,5 +237,5 @@ def opaque_objects(tree: Any) -> list[Any]:
 
 
 def has_objects(tree: Any) -> bool:
-    """Whether objects lie in ``tree`` whose attributes may change, such as caches."""
+    """True if objects lie in ``tree`` whose attributes may change, such as caches."""
     return any(is_walkable(thing) for thing in opaque_objects(tree))

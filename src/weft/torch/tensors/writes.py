@@ -30,7 +30,7 @@ def noted(module: nn.Module) -> dict[str, tuple[Tensor, int, Tensor]]:
 
 
 def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
-    """Whether a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
+    """True if a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
     if buffer is not old or version(buffer) != old_version:
         return True
     return buffer.device.type != "meta" and not torch.equal(buffer, content)

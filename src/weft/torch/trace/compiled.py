@@ -11,7 +11,7 @@ from weft.torch.pytorch.private import count_modes, is_compiled, pop_mode, push_
 
 
 def compiles(module: nn.Module) -> bool:
-    """Whether calls of the module run what ``torch.compile`` has made."""
+    """True if calls of the module run what ``torch.compile`` has made."""
     return is_compiled(module) or hasattr(module, "_orig_mod")
 
 

@@ -50,7 +50,7 @@ class Kept:
             undo()
 
     def knows(self, thing: Any) -> bool:
-        """Whether the thing was there when all was noted, so that it goes from one microbatch to the next."""
+        """True if the thing was there when all was noted, so that it goes from one microbatch to the next."""
         return id(thing) in self._seen
 
     def note(self, thing: Any) -> None:

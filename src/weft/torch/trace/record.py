@@ -135,7 +135,7 @@ class Trace:
 
 
 def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:
-    """Whether the module has parameters that are not in ``own``, which has names by id."""
+    """True if the module has parameters that are not in ``own``, which has names by id."""
     tables = (tables_of(part)[0] for part in module.modules())
     return any(one is not None and id(one) not in own for table in tables for one in table.values())
 
@@ -163,7 +163,7 @@ class Received:
         self._known: set[int] = set()
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether weft hands the tensor to the call: an argument, or an attribute that the code around it has set."""
+        """True if weft hands the tensor to the call: an argument, or an attribute that the code around it has set."""
         if not self._known:
             found: list[Tensor] = []
             find_hidden(self._inputs, found)
@@ -186,7 +186,7 @@ class Running:
 
 
 def contains(outer: str, inner: str, at_top: bool) -> bool:
-    """Whether module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
+    """True if module ``outer`` is ``inner`` or has it inside; nothing but the step itself is at the top."""
     if at_top:
         return False
     return outer == "" or inner == outer or inner.startswith(f"{outer}.")

@@ -130,7 +130,7 @@ class Tracer:
 
     @property
     def outside_modules(self) -> bool:
-        """Whether the step's own code runs."""
+        """True if the step's own code runs."""
         return self.stack[-1] is self.top
 
     # --- forward ------------------------------------------------------------------------------------------

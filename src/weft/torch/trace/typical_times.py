@@ -44,7 +44,7 @@ def typical_times(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> dict[Any, 
 
 
 def agree(passes: Sequence[Pass], kinds: Kinds = NO_KINDS) -> bool:
-    """Whether two passes agree with the smallest times: both ran at one speed of the machine from end to end.
+    """True if two passes agree with the smallest times: both ran at one speed of the machine from end to end.
 
     One pass is not enough. Where the speed changed in the middle of a pass, half of the smallest times may be that
     pass's own.

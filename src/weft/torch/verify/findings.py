@@ -139,12 +139,12 @@ def _losses(work: _Comparison) -> str:
 
 
 def _rounding_decides(work: _Comparison, one: Fingerprint | None) -> bool:
-    """Whether rounding may decide these whole numbers: which of some values is the largest, say."""
+    """True if rounding may decide these whole numbers: which of some values is the largest, say."""
     return one is not None and one.exact and work.limit > LIMITS[torch.float32]
 
 
 def _unsteady(work: _Comparison, number: int) -> bool:
-    """Whether one process, too, returns another tensor (a time, say) when it runs the first microbatch twice."""
+    """True if one process, too, returns another tensor (a time, say) when it runs the first microbatch twice."""
     first, again = work.one.returned[0], work.one.again
     return len(again) == len(first) and relative(first[number], again[number], LEAST) > LEAST
 

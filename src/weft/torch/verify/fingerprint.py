@@ -41,7 +41,7 @@ class Fingerprint:
 
     @property
     def exact(self) -> bool:
-        """Whether the numbers are whole, so that nothing is rounded."""
+        """True if the numbers are whole, so that nothing is rounded."""
         return not (self.dtype.startswith(("float", "bfloat", "complex")))
 
     def to_list(self) -> list[Any]:

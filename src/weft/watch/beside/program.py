@@ -169,12 +169,12 @@ def parsed(line: str) -> Connection:
 
 
 def someone_there(found: Iterable[Connection], port: int) -> bool:
-    """Whether anybody on another host keeps a connection to the store at this port, or from it."""
+    """True if anybody on another host keeps a connection to the store at this port, or from it."""
     return any(each.state == _ESTABLISHED and each.to_other_host and each.has_port(port) for each in found)
 
 
 def unheard(found: Iterable[Connection], inodes: set[str]) -> bool:
-    """Whether what was written to one of these sockets is sent again and again, and nobody confirms it."""
+    """True if what was written to one of these sockets is sent again and again, and nobody confirms it."""
     return any(each.inode in inodes and each.waiting and each.tried >= _TRIED for each in found)
 
 
@@ -203,7 +203,7 @@ def children(launcher: int) -> list[tuple[int, int]]:
 
 
 def is_rank(pid: int) -> bool:
-    """Whether Open MPI has started this process as a rank; True where nobody may look."""
+    """True if Open MPI has started this process as a rank; True where nobody may look."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return any(entry.startswith(_RANK) for entry in file.read().split(b"\0"))

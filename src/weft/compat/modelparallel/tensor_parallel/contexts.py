@@ -162,7 +162,7 @@ def _replacement(module: nn.Module, name: str, root: nn.Module) -> nn.Module:
 
 
 def _shares(module: nn.Module, root: nn.Module) -> bool:
-    """Whether a parameter in ``module`` belongs to a module outside of it as well."""
+    """True if a parameter in ``module`` belongs to a module outside of it as well."""
     inside = {id(each) for each in module.modules()}
     own = {id(parameter) for parameter in module.parameters()}
     return any(

@@ -144,7 +144,7 @@ def gptneo_hooks() -> Hooks:
 
 
 def _counts_from_0(positions: Tensor) -> bool:
-    """Whether they are 0, 1, ... for all samples."""
+    """True if they are 0, 1, ... for all samples."""
     return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
 
 

@@ -206,7 +206,7 @@ def _saved(key: Any, entry: Record, places: Mapping[tuple[str, Shape], tuple[str
 
 
 def _fill(shape: Shape, chunks: Sequence[_Chunk]) -> bool:
-    """Whether blocks cover every element of a tensor exactly once.
+    """True if blocks cover every element of a tensor exactly once.
 
     They do if all lie inside the tensor, have as many elements as the tensor together, and no two overlap.
     """

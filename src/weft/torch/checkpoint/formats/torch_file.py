@@ -66,7 +66,7 @@ def load_file(path: Path, allow_pickle: bool = False, **options: Any) -> Any:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is of PyTorch 1.6 or later, with checksums."""
+    """True if a file is of PyTorch 1.6 or later, with checksums."""
     return zipfile.is_zipfile(path)
 
 

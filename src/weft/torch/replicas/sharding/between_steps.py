@@ -63,7 +63,7 @@ class SharedParameters:
         self.whole = self._first = True
 
     def has_in_units(self, parameter: Tensor) -> bool:
-        """Whether the parameter is gathered for each microbatch, and its gradients are averaged in there, too."""
+        """True if the parameter is gathered for each microbatch, and its gradients are averaged in there, too."""
         return self.units is not None and self.units.has(parameter)
 
     @torch.no_grad()

@@ -147,7 +147,7 @@ class Units:
             intercept(place.module, partial(layer.run, call_of(place.module)))
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether the parameter is gathered with a layer."""
+        """True if the parameter is gathered with a layer."""
         return id(parameter) in self._by_parameter
 
     # --- a step -----------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class Sharers:
 
 
 def is_run(how: Cut) -> bool:
-    """Whether the shares of a tensor that is cut so stand behind each other in the whole's memory.
+    """True if the shares of a tensor that is cut so stand behind each other in the whole's memory.
 
     >>> is_run(Cut(0, (8,), (8, 3))), is_run(Cut(1, (8,), (3, 8)))
     (True, False)

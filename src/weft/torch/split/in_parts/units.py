@@ -114,5 +114,5 @@ def _experts(splits: Splits) -> Iterator[tuple[str, str]]:
 
 
 def _is_in(name: str, module: str) -> bool:
-    """Whether a module is another one, or inside of it."""
+    """True if a module is another one, or inside of it."""
     return not module or name == module or name.startswith(f"{module}.")

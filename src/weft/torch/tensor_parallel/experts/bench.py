@@ -139,7 +139,7 @@ class Bench:
         )
 
     def near(self, actual: Tensor, expected: Tensor) -> bool:
-        """Whether two tensors differ by little of what they hold; not where either has no numbers."""
+        """True if two tensors differ by little of what they hold; not where either has no numbers."""
         if actual.shape != expected.shape:
             return False
         difference, size = (actual - expected).float().norm(), expected.float().norm()
@@ -150,7 +150,7 @@ BY_OBJECT = "it gets tensors in an object, whose gradients would be those of one
 
 
 def in_objects(call: Any) -> bool:
-    """Whether a module is called with tensors in attributes of objects, which nobody sees enter."""
+    """True if a module is called with tensors in attributes of objects, which nobody sees enter."""
     found: list[Tensor] = []
     replace(call, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return len(found) > len(tensors_in(call))
@@ -186,5 +186,5 @@ def plus(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
 
 
 def equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether tensors are the same, one by one."""
+    """True if tensors are the same, one by one."""
     return len(some) == len(others) and all(map(torch.equal, some, others))

@@ -289,7 +289,7 @@ def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tupl
 
 
 def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
-    """Whether the ranks' results and gradients add up to what is expected."""
+    """True if the ranks' results and gradients add up to what is expected."""
     places = {part.name: part for part in parts}
     cuts = {
         part.name: Cut(part.dim, part.blocks, tuple(bench.weights[part.name].shape))

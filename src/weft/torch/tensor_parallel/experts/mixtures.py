@@ -65,7 +65,7 @@ class _Group:
         self.width, self.rounded = width, rounded
 
     def is_routed(self, rows: int) -> bool:
-        """Whether of so many rows each goes to some of them only."""
+        """True if of so many rows each goes to some of them only."""
         return bool(self.called) and (self.rows != {rows} or len(self.called) < len(self.names))
 
 
@@ -136,7 +136,7 @@ def _rows(call: Any) -> int:
 
 
 def shares_out(found: Mapping[str, Linear], name: str) -> bool:
-    """Whether a module is a part of one of these mixtures, so that nothing of it is split otherwise."""
+    """True if a module is a part of one of these mixtures, so that nothing of it is split otherwise."""
     return any(
         name != mixture
         and is_in(name, mixture)
@@ -149,7 +149,7 @@ def shares_out(found: Mapping[str, Linear], name: str) -> bool:
 
 
 def is_in(name: str, module: str) -> bool:
-    """Whether a module is another one, or inside of it."""
+    """True if a module is another one, or inside of it."""
     return not module or name == module or name.startswith(f"{module}.")
 
 

@@ -169,7 +169,7 @@ def _flags(
 
 
 def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
-    """Whether gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
+    """True if gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
     beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
     inputs: list[Tensor] = []
     for outcome in outcomes:

@@ -56,7 +56,7 @@ def _moved(name: str, one: str, other: str) -> str:
 
 
 def _alike(model: nn.Module, one: str, other: str) -> bool:
-    """Whether two linears, and what holds them, are of the same classes and sizes."""
+    """True if two linears, and what holds them, are of the same classes and sizes."""
 
     def of(name: str) -> Any:
         module = model.get_submodule(name)

@@ -30,7 +30,7 @@ def scattered(sums: Tensor, team: Team, bias: Tensor | None = None) -> Tensor:
 
 
 def can_scatter(sums: Tensor, team: Team) -> bool:
-    """Whether ranks may leave ``[..., tokens, features]`` in parts now, and have as many tokens each."""
+    """True if ranks may leave ``[..., tokens, features]`` in parts now, and have as many tokens each."""
     return sums.ndim >= 2 and sums.shape[-2] % team.size == 0 and may_spread()
 
 

@@ -87,12 +87,12 @@ class Spread(Tensor):
         return self.ndim - self.along
 
     def old(self) -> bool:
-        """Whether somebody has written into the whole, so that the part does not show it."""
+        """True if somebody has written into the whole, so that the part does not show it."""
         written = self._held is not None and version(self._held) != self._count
         return written or (self._made is not None and self._made[0].old())
 
     def moved(self) -> bool:
-        """Whether it came out of an autograd function of the script's, whose gradient the part does not know."""
+        """True if it came out of an autograd function of the script's, whose gradient the part does not know."""
         with no_function_of_subclass():
             return self.grad_fn is not self._node
 
@@ -180,7 +180,7 @@ def spread(
 
 
 def may_spread() -> bool:
-    """Whether a module that runs now may leave its result in parts: in a step, where all ranks run the same."""
+    """True if a module that runs now may leave its result in parts: in a step, where all ranks run the same."""
     return inside_unit() or in_backward()
 
 
