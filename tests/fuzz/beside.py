@@ -22,6 +22,7 @@ from tests.fuzz.outcomes import CRASHED, DIFFERS, EQUAL, INVALID, REFUSED, compi
 from tests.fuzz.parts import WIDTH
 from tests.parity.compare import Comparison, Named, copies, distance, gradients, largest_of
 from weft.errors import WeftError
+from weft.torch.execution.entry_points import NoGraphError
 
 ROUNDING = 1e-5
 
@@ -310,6 +311,8 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
         expected = alone(names)
         if not finite(expected):
             return INVALID, "the numbers are not finite"
+    except NoGraphError as error:  # PyTorch's own, in weft's words
+        return INVALID, f"{type(error).__name__}: {error}"
     except WeftError:
         return CRASHED, f"without weft: {traceback.format_exc(limit=-14)}"
     except Exception as error:

@@ -20,4 +20,6 @@ def test_no_more_docstrings_begin_with_a_question_word():
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         and (text := ast.get_docstring(node))
     )
-    assert {word: found[word] for word in LEFT} == LEFT, "write what a caller gets: True if ..., The number of ..."
+    assert {word: found[word] for word in LEFT} == LEFT, (
+        "write what a caller gets: True if ..., The number of ..."
+    )
