@@ -117,8 +117,9 @@ def peaks(step: Any, partitions: list[int], **settings: Any) -> list[tuple[int, 
     mine = [p for p, partition in zip(net.parts, partitions, strict=True) if partition == weft.pp_rank()]
     for part in mine:
         for count in (part.graphs, part.inputs):
-            assert count.live == 0, f"{count.live} still held after the step"
-            count.peak = 0
+            # What the first step tries beforehand may be freed once the count is as it was before.
+            assert count.live <= 0, f"{count.live} still held after the step"
+            count.live = count.peak = 0
     gc.disable()
     try:
         step(model, x)
