@@ -244,7 +244,7 @@ def _intercept_scripted() -> None:
 
 OUTSIDE = (
     "the loss has no graph, as what a step returns has none: the backward pass belongs into the function that "
-    "@weft.step decorates, model.backward(loss)"
+    "@weft.step decorates: model.backward(loss)"
 )
 
 
