@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from weft.errors import LaunchError
+from weft.foreign import whole
 from weft.launch.discovery import Place, discover
 from weft.watch import statement
 from weft.watch.judge import Verdict
@@ -82,7 +83,7 @@ class Siblings:
     def _rank(self, pid: int) -> int | None:
         """Its rank, if it is one of this job."""
         with suppress(OSError, LaunchError, UnicodeDecodeError):
-            text = Path(f"/proc/{pid}/environ").read_bytes().decode()
+            text = Path(f"/proc/{pid}/environ").read_text()
             environ = dict(each.split("=", 1) for each in text.split("\0") if "=" in each)
             other, own = discover(environ), self._place
             same = (other.source, other.job, other.world_size) == (own.source, own.job, own.world_size)
@@ -93,9 +94,11 @@ class Siblings:
 def _children(parent: int) -> Iterator[int]:
     """The processes that `parent` has started and that still run."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        pid = whole(name)
         with suppress(OSError, ValueError, IndexError):
             if (
-                name.isdecimal()
-                and int(Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1]) == parent
+                pid
+                and int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                == parent
             ):
-                yield int(name)
+                yield pid

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from weft.errors import UsageError
+from weft.torch.tensors.marks import FOLLOWS, PLACE
 
 
 def is_of_keras(module: Any) -> bool:
@@ -95,7 +96,7 @@ def _open(layer: Any, seen: set[int]) -> None:
 def _follow(variable: Any, holder: nn.Module, name: str) -> None:
     """Let a variable be the parameter or the buffer that a module has under a name."""
     variable.__dict__.pop("_value", None)
-    variable.__dict__["_weft_place"] = holder, name
+    variable.__dict__[PLACE] = holder, name
     kind: Any = type(variable)
     variable.__class__ = _following(kind)
 
@@ -103,15 +104,15 @@ def _follow(variable: Any, holder: nn.Module, name: str) -> None:
 @functools.cache
 def _following(kind: type) -> type:
     """The class of variables that read their value out of a module."""
-    if hasattr(kind, "_weft_follows"):
+    if hasattr(kind, FOLLOWS):
         return kind
 
     def read(self: Any) -> Any:
-        holder, name = self.__dict__["_weft_place"]
+        holder, name = self.__dict__[PLACE]
         return getattr(holder, name)
 
     def write(self: Any, value: Any) -> None:
-        holder, name = self.__dict__["_weft_place"]
+        holder, name = self.__dict__[PLACE]
         setattr(holder, name, value)
 
-    return type(kind.__name__, (kind,), {"_value": property(read, write), "_weft_follows": True})
+    return type(kind.__name__, (kind,), {"_value": property(read, write), FOLLOWS: True})

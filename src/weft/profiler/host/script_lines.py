@@ -24,7 +24,7 @@ import weft
 from weft.analysis.run import ScriptLine
 from weft.document import Document
 from weft.errors import is_own
-from weft.foreign import read_file
+from weft.foreign import MOST_RANKS, read_file, whole
 from weft.profiler.recorder import SCRIPT, Recorder
 from weft.visible import visible
 
@@ -143,4 +143,4 @@ def read_script_lines(path: Path) -> tuple[int, tuple[ScriptLine, ...]]:
         )  # fmt: skip
 
     number = path.name.removeprefix("rank").removesuffix(SCRIPT)
-    return int(number) if number.isdecimal() else 0, read_file(path, parse)
+    return whole(number, MOST_RANKS) or 0, read_file(path, parse)

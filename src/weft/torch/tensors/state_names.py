@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from weft.foreign import whole
+
 WRAPPER, COMPILED = "module.", "_orig_mod."
 
 
@@ -75,7 +77,8 @@ def _around(inner: Sequence[str], outer: Sequence[str]) -> tuple[str, str] | Non
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """The key by which ``layers.2`` comes before ``layers.10``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    numbered = ((whole(part), part) for part in name.split("."))
+    return [(-1, part) if number is None else (number, "") for number, part in numbered]
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

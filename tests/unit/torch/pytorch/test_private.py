@@ -122,7 +122,11 @@ HOLDERS = {
 OTHERS = {
     "_asdict": "named tuples",
     "_current_exceptions": "sys",
+    "_current_frames": "sys",
     "_exit": "os",
+    "_getframe": "sys",
+    "_torch_params": "Keras's, in torch/keras_layers.py",
+    "_trainable_variables": "Keras's, in torch/keras_layers.py",
     "_fields": "named tuples",
     "_prepare_backend": "accelerate's, in compat/hf/ranks.py",
     "_replace": "named tuples",
