@@ -153,7 +153,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ScriptLine:
-    """What a line of the script took between steps, in seconds over the run: asleep, and computing."""
+    """Seconds of a run that a line of the script took between steps: asleep, and computing."""
 
     file: str
     line: int
@@ -174,7 +174,7 @@ class ScriptLine:
 
 @dataclass(frozen=True)
 class Failed:
-    """How a job failed: the sentence that names the first rank that did, that rank, its step (0: before the first)."""
+    """The failure of a job: the sentence that names the first rank, that rank, its step (0: before the first)."""
 
     headline: str
     rank: int

@@ -1,4 +1,4 @@
-"""What a loop that trains does in every turn, and seldom has to."""
+"""Habits of loops that train: things that are done each step, and seldom have to be."""
 
 from __future__ import annotations
 

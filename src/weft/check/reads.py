@@ -99,7 +99,7 @@ def _is_refused(script: Script, training: Training, call: ast.Call) -> bool:
 
 
 def _values_read(call: ast.Call) -> Iterator[ast.expr]:
-    """What a call reads the values of, for all that is known."""
+    """The expressions whose values a call reads, as far as is known."""
     if isinstance(call.func, ast.Attribute) and call.func.attr in READS and not call.args:
         yield call.func.value
     elif isinstance(call.func, ast.Name) and call.func.id in ("float", "print") and call.args:

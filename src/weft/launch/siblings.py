@@ -43,9 +43,8 @@ class FrozenSibling(BaseException):
         statement.about(by, Verdict("frozen", (self.rank,), str(self)))
         with suppress(OSError):
             os.write(2, f"weft: {self}\nrank {by} ends because of that\n".encode(errors="replace"))
-            os.kill(
-                self.pid, signal.SIGKILL
-            )  # it would outlive the polite signal with which launchers end a job
+            # It would outlive the polite signal with which launchers end a job.
+            os.kill(self.pid, signal.SIGKILL)
         exit_now(1)
 
 
@@ -95,10 +94,7 @@ def _children(parent: int) -> Iterator[int]:
     """The processes that `parent` has started and that still run."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         pid = whole(name)
-        with suppress(OSError, ValueError, IndexError):
-            if (
-                pid
-                and int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-                == parent
-            ):
+        with suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+            after_its_name = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2]
+            if pid and int(after_its_name.split()[1]) == parent:
                 yield pid

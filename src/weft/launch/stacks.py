@@ -17,7 +17,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def split_stacks(output: bytes) -> tuple[bytes, bytes]:
-    """What a rank wrote itself, and its stacks after that."""
+    """The output of a rank itself, and its stacks after that."""
     found = _BEGINS.search(output)
     at = found.start() if found else len(output)
     return output[:at], output[at:]

@@ -30,7 +30,7 @@ SETTINGS_ADVICE = (
 
 
 def advice_for(calls: Iterable[str]) -> str:
-    """What to do about ranks that were called differently, each as its JSON says."""
+    """Advice about ranks that were called differently, each as its JSON says."""
     steps = {json.loads(call).get("step", "").partition(",")[0] for call in calls}
     return STEP_ADVICE if len(steps) > 1 else ADVICE
 

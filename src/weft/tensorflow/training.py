@@ -125,7 +125,7 @@ class Training(private.TellsLogs):
             return super().fit(*call.args, **call.kwargs)
 
     def tell(self, logs: Any) -> Any:
-        """What callbacks are told: the numbers of all copies of the model."""
+        """The logs that callbacks get: the numbers of all replicas."""
         return logs_of_all(self, logs, session())
 
     def _written_once(self, callbacks: Any) -> list[Any]:

@@ -37,7 +37,7 @@ def _idle(spans: Sequence[Span]) -> float:
 
 
 def memory_bytes(session: Session) -> int:
-    """What is in use: of the process on a CPU now, of the device on a GPU at most."""
+    """Bytes in use: of the process on a CPU now, of the device on a GPU at most."""
     if session.device.type == "cuda":
         return torch.cuda.max_memory_allocated(session.device)
     return resident_bytes()

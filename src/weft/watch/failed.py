@@ -35,7 +35,7 @@ def forget(folder: Path) -> None:
 
 
 def read(folder: Path) -> Failed | None:
-    """What `leave` wrote; None where nothing failed.
+    """The failure that `leave` wrote; None where nothing failed.
 
     Raises:
         FormatError: The file cannot be read; the error names the fault by its path.

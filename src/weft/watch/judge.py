@@ -159,7 +159,7 @@ def _alone(signs: Mapping[int, Sign]) -> int | None:
 
 
 def on_every_rank(call: str) -> str:
-    """What to do where a rank is alone in a call."""
+    """Advice where a rank is alone in a call."""
     return f"Call {call} on every rank, not under `if weft.rank() == 0`"
 
 

@@ -31,7 +31,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Reason:
-    """What is to blame.
+    """The exception, line and text to blame.
 
     Attributes:
         kind: The exception's type, or that of the one which it hands on.

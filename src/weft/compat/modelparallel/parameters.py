@@ -17,7 +17,7 @@ from weft.errors import ConfigError, FormatError, warn
 from weft.foreign import parse_json, read_text, shown, shown_text
 
 ORIGINAL = {"1f1b": "interleaved", "gpipe": "simple"}
-"""What the original calls the schedules that it has."""
+"""The original's names of the schedules that it has."""
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 
 OWN = {setting.name for setting in fields(Settings)}

@@ -24,6 +24,7 @@ NAMES = {
 """Short names of what a division has; the long ones are those of `Division`."""
 NUMBERS = ("data", "tensor", "pipeline", "context", "experts", "microbatch", "chunks")
 WORDS = {"sharded": SHARDED, "recompute": RECOMPUTE, "schedule": SCHEDULES}
+INTERLEAVED, V_SHAPED = "interleaved_1f1b", "zbv"
 DIVISION = '"pp 4, tp 8, microbatch 1, recompute full"'
 
 
@@ -54,14 +55,8 @@ def parse_division(text: str, job: Job, machines: Machines) -> Division:
         name, schedule = NAMES.get(first.lower(), first.lower()), named(first)
         if schedule in SCHEDULES and len(rest) <= 1:
             found["schedule"] = schedule
-            chunks = (
-                whole(rest[0].removeprefix("x"), 1000)
-                if rest
-                else 2
-                if schedule in ("interleaved_1f1b", "zbv")
-                else 1
-            )
-            found["chunks"] = chunks if chunks is not None else _refuse(part)
+            usual = 2 if schedule in (INTERLEAVED, V_SHAPED) else 1
+            found["chunks"] = (whole(rest[0].removeprefix("x"), 1000) or _refuse(part)) if rest else usual
         elif name in NUMBERS and len(rest) == 1:
             found[name] = whole(rest[0], 1 << 20) or _refuse(part)
         elif name in WORDS and len(rest) == 1:
@@ -91,18 +86,23 @@ def _check(division: Division, job: Job, machines: Machines) -> None:
     faults = []
     if division.ranks != machines.size:
         faults.append(f"it has {division.ranks} ranks, the machines {machines.size}")
-    if sizes.heads % division.tensor:
-        faults.append(f"{sizes.heads} heads do not divide by tensor {division.tensor}")
-    if division.tensor * division.context > machines.host.accelerators:
+    tensor, keys, each = division.tensor, sizes.key_heads, machines.host.accelerators
+    if sizes.heads % tensor or (keys % tensor and tensor % keys):
+        faults.append(f"{sizes.heads} heads ({keys} of keys) do not divide by tensor {tensor}")
+    if each % (tensor * division.context):
         faults.append(
-            f"tensor x context is more than the {machines.host.accelerators} accelerators of a host"
+            f"tensor x context, {tensor * division.context}, does not divide a host's {each} accelerators"
         )
+    if sizes.seq % division.context:
+        faults.append(f"{sizes.seq} tokens do not divide by context {division.context}")
     if division.pipeline * division.chunks > sizes.layers:
         faults.append(f"{division.stages} stages are more than {sizes.layers} layers")
     if job.batch % (division.data * division.microbatch):
         faults.append(
             f"{division.data} replicas with microbatches of {division.microbatch} do not divide a batch of {job.batch}"
         )
+    else:
+        faults += _faults_of_chunks(division, division.microbatches(job), sizes.layers)
     if sizes.experts is not None and sizes.experts.count % division.experts:
         faults.append(f"{sizes.experts.count} experts do not divide by {division.experts}")
     if sizes.experts is None and division.experts > 1:
@@ -111,8 +111,25 @@ def _check(division: Division, job: Job, machines: Machines) -> None:
         raise ConfigError(f"--division {division}: {'; '.join(faults)}")
 
 
+def _faults_of_chunks(division: Division, microbatches: int, layers: int) -> list[str]:
+    """Chunks that a schedule cannot have, by the rules with which the search makes divisions."""
+    schedule, ranks, chunks = division.schedule, division.pipeline, division.chunks
+    if schedule == V_SHAPED:
+        return [] if chunks == 2 else [f"{V_SHAPED} has 2 chunks, not {chunks}"]
+    if chunks == 1:
+        return []
+    if schedule != INTERLEAVED:
+        return [f"{chunks} chunks belong to {INTERLEAVED}, not to {schedule}"]
+    if layers % (ranks * chunks) == 0 and microbatches % ranks == 0:
+        return []
+    return [
+        f"{INTERLEAVED} needs layers that divide by pipeline x chunks, {ranks * chunks}, and microbatches that "
+        f"divide by pipeline, {ranks}: there are {layers} and {microbatches}"
+    ]
+
+
 def price(division: Division, job: Job, machines: Machines, limit_bytes: float) -> Own:
-    """What a division takes, whether it fits or not."""
+    """The step and the memory of a division, and whether it fits."""
     times = StepTimes(job, machines)
     memory = memory_of(job, division, times.shares(division), copies(machines))
     plan = Plan(division, step_of(job, division, machines, times), memory)

@@ -1,4 +1,4 @@
-"""Which lines of the script take the time between two steps, and whether they compute there or sleep.
+"""The lines of the script that take the time between two steps, and whether they compute there or sleep.
 
 A thread looks 50 times a second at where the main thread is. A line took the time from one look to the next. It
 computed as long as the thread had a core. It slept (a disk, the network, `time.sleep`) where it neither had one nor
@@ -20,10 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import weft
 from weft.analysis.run import ScriptLine
 from weft.document import Document
-from weft.errors import is_own
+from weft.errors import is_own, is_weft
 from weft.foreign import MOST_RANKS, read_file, whole
 from weft.profiler.recorder import SCRIPT, Recorder
 from weft.visible import visible
@@ -32,7 +31,6 @@ VERSION = 1
 EVERY_S = 0.02
 WRITE_S = 5.0
 MOST_LINES = 20
-_WEFT = os.path.dirname(weft.__file__)
 Place = tuple[str, int]
 
 
@@ -82,7 +80,7 @@ class ScriptLines:
         self._write()
 
     def _queued_s(self) -> float:
-        """How long the main thread has waited for a core so far; 0 where the system does not tell."""
+        """Seconds for which the main thread has waited for a core so far; 0 where the system does not tell."""
         with suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/self/task/{self._main.native_id}/schedstat").read_text()
             return int(text.split()[1]) * 1e-9
@@ -110,7 +108,7 @@ def own_place(frame: FrameType | None) -> Place | None:
     """The file and line of the innermost frame that is no library's; None where weft itself is nearer."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_WEFT):
+        if is_weft(file):
             return None
         if is_own(file):
             return file, frame.f_lineno

@@ -216,7 +216,7 @@ class TellsLogs(Mixin):
     """A model of any Keras that changes what callbacks are told."""
 
     def tell(self, logs: Any) -> Any:
-        """What they are told of a batch that was trained on, of an epoch, of an evaluation."""
+        """The logs of a batch that was trained on, of an epoch, of an evaluation."""
         return logs
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -186,7 +186,7 @@ def broadcast_from_first(variables: Sequence[Any], session: Session) -> None:
 
 
 class Check:
-    """Whether the ranks of an axis average tensors that are described alike; asked while these are made ready."""
+    """A check that the ranks of an axis average tensors described alike; it runs while these are made ready."""
 
     def __init__(self, session: Session, axis: str, described: Sequence[str]) -> None:
         self._text = ", ".join(described)
@@ -239,7 +239,7 @@ def _make_lane(session: Session, axis: str) -> Lane:
 
 
 def _called(session: Session, run: Run, tensors: list[Any], what: str, shapes: Any = None) -> list[Any]:
-    """What ``run`` makes of tensors, each of the same type and shape, or of ``shapes``: now, or when the graph runs."""
+    """The results of ``run``, of its tensors' types and shapes, or of ``shapes``: now, or when the graph runs."""
     if capture.tracing() is not None:
         raise UsageError(
             f"{what} cannot go over the replicas inside of a weft.step function, where microbatches are in flight "

@@ -1,4 +1,4 @@
-"""What callbacks are told: the numbers of one process, the same on every rank.
+"""The logs that callbacks get: the numbers of one process, the same on every rank.
 
 A copy's own numbers are those of its data. A callback that stops, saves or slows down by them would do so on one copy
 and not on another. So the states of metrics are merged as Keras merges them over devices: each variable says how, and
@@ -61,7 +61,7 @@ def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
 
 
 def _counted(value: Any, weight: Any) -> Any:
-    """What a rank adds to a sum; what does not count may be no number."""
+    """A rank's part of a sum; what does not count may be no number."""
     return value * weight if weight else np.zeros(value.shape)
 
 
@@ -77,7 +77,7 @@ def _sums(parts: list[Any], group: Any) -> list[Any]:
 
 
 def _weight(variable: Any, copies: int, first: bool) -> Any:
-    """What a copy's state counts in that of all; Keras 2 has its own names for it."""
+    """The weight of a replica's state in the sum of all; Keras 2 has its own names for it."""
     kind = getattr(variable, "aggregation", "sum")
     kind = kind.name.lower() if isinstance(kind, tf.VariableAggregation) else kind
     if kind == "only_first_replica":

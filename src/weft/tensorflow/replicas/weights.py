@@ -1,4 +1,4 @@
-"""What a microbatch counts, where a model has copies: by what Keras divides a loss by, over all of them.
+"""The weight of a microbatch, where a model has replicas: by what Keras divides a loss by, over all of them.
 
 With D_r what the loss of copy r is divided by, one process has the mean by weights D_r / sum of D. An average over n
 copies divides by n, so copy r counts n D_r / sum of D. Where a loss is divided by nothing, copies add up: n.

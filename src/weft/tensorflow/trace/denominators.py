@@ -121,7 +121,7 @@ def watch_losses() -> Iterator[Reductions]:
 
 
 def count_of(denominators: Sequence[Any], shares: Sequence[Any]) -> Any:
-    """What a loss of the whole mini-batch is divided by."""
+    """The number by which a loss of the whole mini-batch is divided."""
     return tf.add_n(_counted(denominators, shares))
 
 

@@ -38,7 +38,7 @@ def rows_of(value: Any) -> tuple[Any, Any, Any]:
 
 
 def known_of(places: Any, shape: Any, reduction: Reduction | None) -> Returned:
-    """What is known of a tensor that :func:`rows_of` has taken apart."""
+    """The description of a tensor that :func:`rows_of` has taken apart."""
     known = None if shape is None else tf.get_static_value(shape)
     return Returned(
         reduction, places is not None, None if known is None else tuple(int(size) for size in known)

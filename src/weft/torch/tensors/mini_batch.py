@@ -209,7 +209,7 @@ def refuse_elsewhere(batch: MiniBatch, device: torch.device) -> None:
 
 
 def told_of_devices(error: RuntimeError, batch: MiniBatch, device: torch.device) -> str:
-    """What to do where PyTorch found tensors of the step on two devices; empty where that is not so."""
+    """Advice where PyTorch found tensors of the step on two devices; empty where that is not so."""
     paths = [path for path, t in _tensors_of(batch) if t.device.type != device.type]
     if "same device" not in str(error) or not paths:
         return ""

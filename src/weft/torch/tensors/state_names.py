@@ -50,7 +50,7 @@ def name_faults(missing: Iterable[str], unexpected: Iterable[str]) -> list[str]:
 
 
 def _added(wanted: Sequence[str], given: Sequence[str]) -> Iterator[str]:
-    """What the given names have before and after the wanted ones, or the wanted ones before the given ones."""
+    """The prefix and suffix by which the given names differ from the wanted ones, or the wanted from the given ones."""
     state, model = _around(wanted, given), _around(given, wanted)
     if state is not None:
         before, after = state

@@ -49,7 +49,14 @@ def test_schedules_have_the_names_of_the_field():
         ("recompute some", '"recompute some" says nothing'),
         ("", '"" says nothing'),
         ("pp 3", "it has 15 ranks, the machines 16"),
-        ("tp 16", "tensor x context is more than the 8 accelerators of a host"),
+        ("tp 16", "tensor x context, 16, does not divide a host's 8 accelerators"),
+        ("tp 2, cp 3", "tensor x context, 6, does not divide a host's 8 accelerators"),
+        ("cp 3", "1024 tokens do not divide by context 3"),
+        ("pp 2, zbv x3", "zbv has 2 chunks, not 3"),
+        ("pp 2, schedule zbv", "zbv has 2 chunks, not 1"),
+        ("pp 2, 1f1b x2", "2 chunks belong to interleaved_1f1b, not to 1f1b"),
+        ("pp 2, interleaved_1f1b x3", "layers that divide by pipeline x chunks, 6"),
+        ("pp 2, 1f1b x0", '"1f1b x0" says nothing'),
         ("dp 16, mbs 5", "16 replicas with microbatches of 5 do not divide a batch of 64"),
         ("ep 2", "the model has no experts to share"),
         ("pp 16, zbv x2", "32 stages are more than 16 layers"),
@@ -80,3 +87,9 @@ def test_single_changes_with_which_it_fits_come_where_nothing_does():
     )
     assert {"H200 in place of H100", "B200 in place of H100"} == {*changes[2:]}
     assert answer(Asked(JOB, MACHINES)).changes == []
+
+
+def test_heads_of_keys_count():
+    job = Job(Sizes(16, 1536, 12, 4096, 50000, 1024, kv_heads=3), batch=64)
+    with pytest.raises(ConfigError, match="12 heads .3 of keys. do not divide by tensor 2"):
+        parse_division("tp 2", job, MACHINES)
