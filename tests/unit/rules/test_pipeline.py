@@ -106,6 +106,44 @@ def test_many_microbatches_stay_where_fewer_would_stand_still():
     assert ask("MicrobatchesTooMany", with_gaps(Recorded(microbatches=8).run(), 0.2)).status is Status.PASS
 
 
+def disturbed(made: Recorded, *shares: float, last: float = 3.0, preempted: int = 2000) -> Recorded:
+    """Ranks that have their cores for such shares of their work, since other processes take them.
+
+    A microbatch needs 3 seconds of processor time, and so many on the last partition.
+    """
+
+    def values(rank: int, step: int) -> dict[str, object]:
+        own_s = made.microbatches * (last if rank == made.partitions - 1 else 3.0)
+        return {"work_s": own_s, "cpu_s": own_s, "preempted": preempted if shares[rank] < 1 else 0}
+
+    slow = {rank: 1 / share for rank, share in enumerate(shares)}
+    return replace(made, slow=slow, step_values=values)
+
+
+@pytest.mark.parametrize("name", ["PartitionImbalance", "LastPartitionHeavy"])
+def test_partitions_are_compared_by_processor_time_where_others_take_the_cores(name):
+    made = Recorded(partitions=2, microbatches=16)
+    found = ask(name, disturbed(made, 1.0, 0.6))
+    assert found.status is Status.PASS
+    assert found.evidence["without its core, partition 1"] == "40.0 % of its work"
+    heavy = replace(made, forward_s=[1, 2], backward_s=[2, 4])
+    assert (
+        ask(name, disturbed(heavy, 0.6, 1.0, last=6.0)).status is Status.CRITICAL
+    )  # both take alike by the clock
+    slept = ask(name, disturbed(made, 1.0, 0.6, preempted=0))
+    assert slept.status in (Status.WARNING, Status.CRITICAL)
+
+
+def test_microbatches_are_too_many_by_what_is_left_without_other_processes():
+    """Other processes lengthen what Python seems to take; what they do not explain is a fault of its own."""
+    lost = {"work_s": 96.0, "cpu_s": 0.75 * 96.0, "preempted": 5000}
+    made = Recorded(microbatches=32, step_values=lambda *_: lost)
+    assert ask("MicrobatchesTooMany", with_gaps(made.run(), 0.2)).status is Status.PASS
+    found = ask("MicrobatchesTooMany", with_gaps(made.run(), 0.6))
+    assert found.status is Status.CRITICAL
+    assert found.evidence["without its core"] == "25.0 % of the work"
+
+
 @pytest.mark.parametrize(
     ("pipeline", "bubble"),
     [("1f1b", 3 / 11), ("gpipe", 3 / 11), ("interleaved_1f1b", 3 / 19), ("auto", 3 / 11)],
