@@ -72,11 +72,19 @@ SMALL = Recorded(  # 0.4 s of each pass of 0.6 s are no unit's
 def test_python_in_passes_counts_as_that_between_them():
     found = ask("MicrobatchesTooMany", SMALL)
     assert (found.status, "66.7 % is Python" in found.text) == (Status.CRITICAL, True)
-    assert '`"microbatches": 16`' in found.advice[0]
-    assert found.gain == Analysis(SMALL.run()).gain_of_microbatches(16) and found.gain == pytest.approx(
-        0.313, abs=1e-3
-    )
+    assert '`"microbatches": 8`' in found.advice[0]
+    assert found.gain == Analysis(SMALL.run()).gain_of_microbatches(8)
     assert ask("MicrobatchesTooMany", replace(SMALL, settings={})).status is Status.PASS
+
+
+def test_far_too_many_microbatches_become_the_number_that_saves_most():
+    made = replace(SMALL, microbatches=128)
+    found, analysis = ask("MicrobatchesTooMany", made), Analysis(made.run())
+    (line,) = found.advice
+    number = int(line.rpartition(": ")[2].rstrip("`"))
+    assert number < 32 and found.gain == analysis.gain_of_microbatches(number)
+    most = max(analysis.gain_of_microbatches(each) or 0.0 for each in (64, 32, 16, 8, 4))
+    assert found.gain is not None and most > found.gain >= 0.9 * most
 
 
 def test_fewer_microbatches_that_save_nothing_are_no_fault():

@@ -18,6 +18,9 @@ from weft.rules.measures import (
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
 
+NEAR = 0.9
+"""A share of the most that can be saved: larger microbatches need more memory."""
+
 
 @dataclass(frozen=True)
 class MicrobatchesTooMany(Rule):
@@ -57,6 +60,7 @@ class MicrobatchesTooMany(Rule):
         fewer = cut // 2
         if ideal_bubble(analysis, fewer) > self.bubble:
             return self.passed(f"with {fewer} the bubble of the schedule would be too large", **evidence)
+        fewer = self._best(analysis, fewer)
         return self.graded(
             f"of each microbatch {percent(lost)} is Python, in passes and between them",
             (lost, self.warn, self.severe),
@@ -64,9 +68,20 @@ class MicrobatchesTooMany(Rule):
             advice=[f'cut it into fewer: `"microbatches": {fewer}`'],
             gain=analysis.gain_of_microbatches(fewer)
             if partitions(analysis) > 1
-            else host / 2 / analysis.step_s,
+            else host * (1 - fewer / cut) / analysis.step_s,
             ranks=analysis.ranks,
         )
+
+    def _best(self, analysis: Analysis, fewer: int) -> int:
+        """The largest of so many, half of them, a quarter ... that saves `NEAR` of the most, by simulation."""
+        if partitions(analysis) == 1:
+            return fewer
+        gains, number = {fewer: 0.0}, fewer
+        while number >= 1 and ideal_bubble(analysis, number) <= self.bubble:
+            gains[number] = max(0.0, analysis.gain_of_microbatches(number) or 0.0)
+            number //= 2
+        most = max(gains.values())
+        return max(number for number, gain in gains.items() if gain >= NEAR * most)
 
 
 def _inside_passes(analysis: Analysis) -> float:
