@@ -7,6 +7,7 @@ microbatch, the chunks, the layers) are left out, and counted.
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +73,11 @@ SOURCES = {
     "nanotron": Source(fused=True, hides=False, eager=True),
     "torchtitan": Source(fused=True, gradient_bytes=4),
     "alpa": Source(fused=False, gradient_bytes=2, along=False),
+    "megatron_sc21": Source(fused=False, along=False),
+    "megatron_sc21_ptd": Source(fused=False, along=False),
 }
-
-
-OTHER = Source(fused=False, along=False)
-"""What is taken of a source that is not named above."""
+PRECISIONS = ("fp16", "bf16", "fp8")
+"""Of products, as the file's `prec` begins: `fp16/bf16`, `fp8-cs`."""
 HOSTS = {
     "A100-80": "A100-80",
     "A100-40": "A100-40",
@@ -117,7 +118,11 @@ class Row:
 
 
 def read(path: Path = FILE) -> tuple[list[Row], int]:
-    """The rows that state everything, and how many do not."""
+    """The rows that state everything, and how many do not.
+
+    Raises:
+        ValueError: A row has a source or a precision that nobody knows.
+    """
     with path.open(encoding="utf-8") as file:
         given = list(csv.DictReader(file))
     found = [row for one in given if (row := _row(one)) is not None]
@@ -125,7 +130,6 @@ def read(path: Path = FILE) -> tuple[list[Row], int]:
 
 
 def _row(given: dict[str, str]) -> Row | None:
-    source = SOURCES.get(given["set"], OTHER)
     needed = ("layers", "hidden", "heads", "seq", "tp", "pp", "mbs", "gbs")
     chunks = given["vp"] or ("2" if given["sched"] == "ZB-V" else "1")
     if given["set"] == "alpa":
@@ -135,6 +139,9 @@ def _row(given: dict[str, str]) -> Row | None:
         return None
     if given["sched"] == "1F1B-I" and chunks == "1":
         return None
+    source = SOURCES.get(given["set"])
+    if source is None:
+        raise ValueError(f'SOURCES does not say what the code of "{given["set"]}" does: add it there')
     hidden, heads = int(given["hidden"]), int(given["heads"])
     gated = given["model"].startswith(source.gated)
     vocab = 51200 if given["vocab"] in ("", "?") else int(given["vocab"])
@@ -142,8 +149,9 @@ def _row(given: dict[str, str]) -> Row | None:
         int(given["layers"]), hidden, heads, int(given["ffn"] or 4 * hidden), vocab, int(given["seq"]),
         kv_heads=int(given["kv"] or heads), gated=gated, tied=not gated,
     )  # fmt: skip
-    precision = given["prec"][:4]
-    precision = {"fp8": "fp8", "bf16": "bf16"}.get(precision, "fp16")
+    precision = re.split("[/-]", given["prec"])[0]
+    if precision not in PRECISIONS:
+        raise ValueError(f'"{given["prec"]}" of {given["set"]} begins with none of {", ".join(PRECISIONS)}')
     job = Job(
         sizes,
         int(given["gbs"]),

@@ -1,4 +1,4 @@
-"""Into what the whole time of each rank went, from the begin of its process to the end of its last step."""
+"""Into what the whole time of each rank went, from the begin of its process to its last step or its failure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class RunTime(NamedTuple):
         data: Waiting for batches to train with.
         checkpoint: Saving.
         host: The rest: the script between steps.
+        lost: In a job that failed, or that was ended from outside: what came after the last step that ended.
     """
 
     start: float = 0.0
@@ -33,6 +34,7 @@ class RunTime(NamedTuple):
     data: float = 0.0
     checkpoint: float = 0.0
     host: float = 0.0
+    lost: float = 0.0
 
     @property
     def total(self) -> float:
@@ -67,8 +69,19 @@ def _run_time(run: Run, rank: int, steps: tuple[Step, ...]) -> RunTime:
         data=sum(step.data_s for step in train),
         checkpoint=sum(step.checkpoint_s for step in steps),
     )
-    whole_s = last.start_s + last.step_s + last.optimizer_s + last.checkpoint_s - began_s
-    return found._replace(host=max(0.0, whole_s - found.total))
+    end_s = last.start_s + last.step_s + last.optimizer_s + last.checkpoint_s
+    return found._replace(
+        host=max(0.0, end_s - began_s - found.total), lost=max(0.0, _failure_s(run, rank) - end_s)
+    )
+
+
+def _failure_s(run: Run, rank: int) -> float:
+    """The time of the last record of a rank and its host, in a run that did not come to its end; else 0."""
+    if run.complete and run.failed is None:
+        return 0.0
+    host = run.facts[rank].host if rank in run.facts else ""
+    spans = (span.end_s for span in run.timeline.spans if span.rank == rank)
+    return max([*spans, *(sample.at_s for sample in run.samples.get(host, ()))], default=0.0)
 
 
 def _between(steps: tuple[Step, ...]) -> float:

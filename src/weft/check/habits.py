@@ -38,8 +38,9 @@ def graph_kept(script: Script, training: Training) -> Iterator[Finding]:
 
 def saved_each_step(script: Script, training: Training) -> Iterator[Finding]:
     """The loop writes a file in every turn."""
+    calls = script.named("torch.save")
     for loop in training.loops:
-        for call in script.named("torch.save"):
+        for call in calls:
             if each_time(script, call, loop):
                 yield Finding(
                     "saved_each_step",
@@ -52,8 +53,9 @@ def saved_each_step(script: Script, training: Training) -> Iterator[Finding]:
 
 def cache_emptied_each_step(script: Script, training: Training) -> Iterator[Finding]:
     """The loop gives the GPU's memory back in every turn."""
+    calls = script.named("torch.cuda.empty_cache")
     for loop in training.loops:
-        for call in script.named("torch.cuda.empty_cache"):
+        for call in calls:
             if each_time(script, call, loop):
                 yield Finding(
                     "cache_emptied_each_step",

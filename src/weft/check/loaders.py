@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import differs_in_pipeline, ranks_in, shards
 from weft.check.script import Script
-from weft.check.syntax import argument, keyword, last_name, rewritten
+from weft.check.syntax import argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Loader, Training
 
 LOADER = (
@@ -16,6 +16,15 @@ LOADER = (
     "drop_last",
 )  # fmt: skip
 """The arguments of a `DataLoader` by position."""
+DEFAULT_WORKERS = 4
+"""Advised for a process, where the machine has cores for them."""
+IN_MEMORY = ("TensorDataset", "list", "range", "rand", "randn", "zeros", "ones", "tensor", "arange")
+"""Makers of data that takes no work to read."""
+DECODED = (
+    "ImageFolder", "DatasetFolder", "ImageNet", "CIFAR10", "CIFAR100", "CocoDetection", "CocoCaptions", "VOCDetection",
+    "VOCSegmentation", "Food101", "StanfordCars", "CelebA", "Cityscapes", "Kinetics", "UCF101", "LIBRISPEECH",
+)  # fmt: skip
+"""Datasets of torchvision and torchaudio that decode a file for each sample, or transform a picture."""
 SAMPLERS = ("DistributedSampler", "shared_sampler")
 
 
@@ -145,6 +154,71 @@ def workers_compete(script: Script, training: Training) -> Iterator[Finding]:
                 f"on {cores} cores that also train",
                 rewritten(loader.call, LOADER, num_workers=str(cores // ranks)),
             )
+
+
+def loader_without_workers(script: Script, training: Training) -> Iterator[Finding]:
+    """The process that drives the GPU also reads and prepares its samples."""
+    cores, ranks = script.given.cores, script.given.ranks
+    workers = min(DEFAULT_WORKERS, cores // ranks - 1) if cores and ranks else DEFAULT_WORKERS
+    for loader in training.loaders if script.uses_gpu and workers > 0 else ():
+        if (
+            not loader.plain
+            or argument(loader.call, 5, "num_workers") is not None
+            or _in_memory(script, loader)
+        ):
+            continue
+        made = script.value(loader.dataset)
+        decodes = isinstance(made, ast.Call) and last_name(made.func) in DECODED
+        yield Finding(
+            "loader_without_workers",
+            Grade.SLOW if decodes else Grade.HINT,
+            loader.call.lineno,
+            "each step waits while this process reads and prepares its batch"
+            + ("" if decodes else ", which costs where a sample is read from a file, decoded or tokenised"),
+            rewritten(loader.call, LOADER, num_workers=str(workers)),
+        )
+
+
+def copy_not_pinned(script: Script, training: Training) -> Iterator[Finding]:
+    """Batches are copied to the GPU from memory that the system may move."""
+    for loader in training.loaders if script.uses_gpu else ():
+        if (
+            not loader.plain
+            or argument(loader.call, 7, "pin_memory") is not None
+            or isinstance(loader.loop, ast.While)
+        ):
+            continue
+        batch = _names_of_batch(loader.loop)
+        for call in ast.walk(loader.loop):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            if call.func.attr in ("to", "cuda") and dotted(call.func.value) in batch:
+                yield Finding(
+                    "copy_not_pinned",
+                    Grade.HINT,
+                    loader.call.lineno,
+                    f"{ast.unparse(call)} waits for its copy, which pinned memory would let run beside the GPU's work",
+                    f"{rewritten(loader.call, LOADER, pin_memory='True')}  # and in line {call.lineno} "
+                    f"{rewritten(call, non_blocking='True')}",
+                )
+                break
+
+
+def _names_of_batch(loop: ast.For | ast.AsyncFor) -> set[str]:
+    """The names of a batch and of its parts in a loop, also in `{k: x.to(device) for k, x in batch.items()}`."""
+    names = {key for each in ast.walk(loop.target) if (key := dotted(each))}
+    for each in ast.walk(loop):
+        if isinstance(each, ast.comprehension) and names & {dotted(part) for part in ast.walk(each.iter)}:
+            names |= {key for part in ast.walk(each.target) if (key := dotted(part))}
+    return names
+
+
+def _in_memory(script: Script, loader: Loader) -> bool:
+    """True if samples only have to be picked: a dataset of tensors, or a list."""
+    made = script.value(loader.dataset)
+    return isinstance(made, ast.List | ast.ListComp | ast.Tuple) or (
+        isinstance(made, ast.Call) and last_name(made.func) in IN_MEMORY
+    )
 
 
 def _left_over(script: Script, loader: Loader) -> int | None:

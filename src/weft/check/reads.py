@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
-from weft.check.script import WEFT, Loop, Script
+from weft.check.gradients import without_gradients
+from weft.check.script import WEFT, Function, Loop, Script
 from weft.check.syntax import dotted, last_name
 from weft.check.training import Training
 
@@ -16,6 +17,8 @@ COLLECTIVES = (
     "broadcast_object_list", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
 )  # fmt: skip
 """Of `torch.distributed`."""
+MOST_BASES = 20
+"""So far up a class is followed."""
 TOGETHER = (
     "barrier",
     "allgather",
@@ -63,6 +66,70 @@ def read_in_loop(script: Script, training: Training) -> Iterator[Finding]:
                     "meanwhile",
                     _later(statement_of(script, node), text, counter_of(loop)),
                 )
+
+
+def read_in_forward(script: Script, training: Training) -> Iterator[Finding]:
+    """A module reads a value of a tensor each time that it runs."""
+    for node in script.nodes:
+        if not isinstance(node, Function) or node.name != "forward" or not _of_module(script, node):
+            continue
+        if without_gradients(script, node.body[0]):
+            continue
+        computed = _computed(script, node)
+        for call in ast.walk(node):
+            if (
+                not isinstance(call, ast.Call)
+                or not each_time(script, call, node)
+                or _needs_host(script, call)
+            ):
+                continue
+            method = isinstance(call.func, ast.Attribute)
+            for value in _values_read(call):
+                if method or dotted(value) in computed:
+                    yield _in_forward(script, call, ast.unparse(value))
+
+
+def _in_forward(script: Script, call: ast.Call, value: str) -> Finding:
+    statement = ast.unparse(statement_of(script, call))
+    kept = statement.replace(ast.unparse(call), f"{value}.detach()")
+    return Finding(
+        "read_in_forward",
+        Grade.SLOW,
+        call.lineno,
+        f"on a GPU each forward pass waits here until the device has computed {value}, and in a split model the other "
+        "ranks wait, too",
+        f"if not self.training: {statement}" if last_name(call.func) == "print" else kept,
+    )
+
+
+def _of_module(script: Script, function: Function) -> bool:
+    """True for a method of a class that derives from `Module`, also through classes of the script."""
+    known = script.parent.get(function)
+    for _ in range(MOST_BASES):
+        bases = [last_name(base) for base in known.bases] if isinstance(known, ast.ClassDef) else []
+        if "Module" in bases or "LightningModule" in bases:
+            return True
+        known = next((script.classes[base] for base in bases if base in script.classes), None)
+    return False
+
+
+def _computed(script: Script, function: Function) -> set[str | None]:
+    """Names of a function that hold what the module's own children or PyTorch's functions give."""
+    found: set[str | None] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            name = script.name(node.value.func)
+            if name.startswith(("self.", "torch.")) and len(node.targets) == 1:
+                found.add(dotted(node.targets[0]))
+    return found - {None}
+
+
+def _needs_host(script: Script, call: ast.Call) -> bool:
+    """True within a call that takes its lengths from the host."""
+    return any(
+        isinstance(each, ast.Call) and last_name(each.func) == "pack_padded_sequence"
+        for each in script.above(call)
+    )
 
 
 def refused_in_step(script: Script, training: Training) -> Iterator[Finding]:
@@ -123,8 +190,8 @@ def _names(value: ast.expr | None) -> set[str]:
     return {key for each in nodes if (key := dotted(each)) is not None}
 
 
-def each_time(script: Script, node: ast.AST, loop: Loop) -> bool:
-    """True if it runs whenever the loop does, in no inner loop and under no `if`."""
+def each_time(script: Script, node: ast.AST, loop: Loop | Function) -> bool:
+    """True if it runs whenever the loop or function does, in no inner loop and under no `if`."""
     for each in script.above(node):
         if each is loop:
             return True

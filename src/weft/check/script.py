@@ -94,6 +94,7 @@ class Script:
         self.imports = dict(imports(self.nodes))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self.functions = {node.name: node for node in self.nodes if isinstance(node, Function)}
+        self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -252,6 +253,19 @@ class Script:
     def replicates(self) -> bool:
         """True if the script makes copies of its model by itself."""
         return any(self.name(call.func).endswith("DistributedDataParallel") for call in self.calls)
+
+    @cached_property
+    def uses_gpu(self) -> bool:
+        """True if the script names CUDA: `x.cuda()`, `torch.cuda`, `"cuda:0"`."""
+        return any(
+            (isinstance(each, ast.Attribute) and each.attr == "cuda")
+            or (
+                isinstance(each, ast.Constant)
+                and isinstance(each.value, str)
+                and each.value.startswith("cuda")
+            )
+            for each in self.nodes
+        )
 
     @property
     def distributed(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from weft.check import habits, loaders, model, reads, saving, world
+from weft.check import gradients, habits, loaders, model, reads, saving, world
 from weft.check.finding import Finding, Grade
 from weft.check.script import Given, Script, read_script
 from weft.check.training import Training
@@ -16,11 +16,11 @@ from weft.foreign import shown_path, translated
 Rule = Callable[[Script, Training], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     loaders.loader_not_sharded, loaders.sampler_by_rank, loaders.sampler_without_epoch, loaders.uneven_last_batch,
-    loaders.batch_not_divided, loaders.workers_compete, model.seed_by_rank, model.wrapped_twice,
-    model.optimizer_before_wrap, model.small_batch_norm, model.rate_not_scaled, model.spawned_without_guard,
-    reads.read_in_step, reads.read_in_loop, habits.graph_kept, habits.saved_each_step, habits.cache_emptied_each_step,
-    reads.refused_in_step, saving.together_on_one_rank,
-    saving.saved_by_every_rank, world.fewer_ranks_than_assumed,
+    loaders.batch_not_divided, loaders.workers_compete, loaders.loader_without_workers, loaders.copy_not_pinned,
+    model.seed_by_rank, model.wrapped_twice, model.optimizer_before_wrap, model.small_batch_norm,
+    model.rate_not_scaled, model.spawned_without_guard, reads.read_in_step, reads.read_in_loop, reads.read_in_forward,
+    habits.graph_kept, habits.saved_each_step, habits.cache_emptied_each_step, gradients.evaluation_with_gradients,
+    reads.refused_in_step, saving.together_on_one_rank, saving.saved_by_every_rank, world.fewer_ranks_than_assumed,
 )  # fmt: skip
 MOST = 100
 """Findings of one rule: more of them say nothing more."""

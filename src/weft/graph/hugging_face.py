@@ -13,14 +13,16 @@ from weft.graph.sizes import Sizes
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "decoder_ffn_dim"),
     "vocab": ("vocab_size",),
     "seq": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_width": ("head_dim",),
+    "head_width": ("head_dim", "d_kv"),
 }
 """What each size is called, in the order in which names are looked for."""
+ENCODER, DECODER = ("encoder_layers", "num_layers"), ("decoder_layers", "num_decoder_layers")
+"""The layers of models with both."""
 GATED = (
     "llama",
     "mistral",
@@ -41,6 +43,7 @@ GATED = (
     "deepseek_v3",
 )
 """Types of models whose feed-forward layers have a gate."""
+NO_CONFIG = "this is not JSON, so it cannot be a config.json"
 ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 """Kinds of layers that have attention."""
 EXPERTS = {
@@ -66,28 +69,38 @@ EVERY = ("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", "interle
 def sizes_from_config(text: str, **given: int) -> Sizes:
     """The sizes that a `config.json` describes.
 
+    Of several models (`text_config` beside `vision_config`) it is the text model; see `parts_left_out`.
+
+    An encoder with a decoder (T5, Raffel et al., arXiv 1910.10683; BART) counts as the layers of both, each over `seq`
+    tokens. A decoder's second attention has 4 h a d parameters (Vaswani et al., arXiv 1706.03762, section 3.2.3) and
+    counts as feed-forward width with as many, spread over all layers; its scores are not counted.
+
+    A vision transformer (Dosovitskiy et al., arXiv 2010.11929, section 3.1) reads (image / patch)^2 patches and one
+    token more; the projection of c patch^2 numbers counts as a vocabulary of so many, its head is not counted.
+
     Args:
         text: What the file holds.
         given: Sizes by the names of `NAMES` and `EXPERTS` that win over the file's, or stand in for those that it
             lacks. Without `seq` a sequence has as many tokens as the model takes.
 
     Raises:
-        FormatError: It is not JSON, lacks a size, describes several models, or experts that lie otherwise than in all
-            layers after the first ones.
+        FormatError: It is not JSON, lacks a size, or describes experts that lie otherwise than in all layers after the
+            first ones.
 
     >>> gpt2 = '{"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_ctx": 1024}'
     >>> sizes_from_config(gpt2).parameters
     124438272
     """
-    config = Document(parse_json(text, "this is not JSON, so it cannot be a config.json"))
+    config = _text_part(Document(parse_json(text, NO_CONFIG)))
     found = {size: given.get(size) or _first(config, names) for size, names in NAMES.items()}
+    for size, number in {**_pair(config), **_patches(config)}.items():
+        found[size] = given.get(size) or number
     if found["ffn"] is None and found["hidden"] is not None:
         found["ffn"] = 4 * found["hidden"]
     for size in ("layers", "hidden", "heads", "vocab", "seq"):
         if found[size] is None:
             raise FormatError(
-                f"$: no {size}: none of {', '.join(NAMES[size])} is there; give it by --{size}"
-                + (", or use the config.json of one of its parts" if "text_config" in config else "")
+                f"{config.path}: no {size}: none of {', '.join(NAMES[size])} is there; give it by --{size}"
             )
     latent = _latent(config)
     if latent is not None:
@@ -96,7 +109,69 @@ def sizes_from_config(text: str, **given: int) -> Sizes:
     tied = "tie_word_embeddings" not in config or config["tie_word_embeddings"].value is not False
     experts = _experts(config, given)
     windows = _windows(config, found["layers"] or 0)
+    if "ffn" not in given and found["ffn"]:
+        found["ffn"] += _second_attention(config, found)
     return Sizes(**found, **windows, gated=_gated(config), tied=tied, experts=experts, latent=latent)  # type: ignore[arg-type]
+
+
+def parts_left_out(text: str) -> list[str]:
+    """The names of the models of a `config.json` that `sizes_from_config` does not count: `vision_config` and others.
+
+    >>> parts_left_out('{"text_config": {"hidden_size": 8}, "vision_config": {"hidden_size": 8}}')
+    ['vision_config']
+    """
+    config = Document(parse_json(text, NO_CONFIG))
+    if _text_part(config) is config or not isinstance(config.value, dict):
+        return []
+    return [
+        name
+        for name, part in config.value.items()
+        if name.endswith("_config") and name != "text_config" and isinstance(part, dict)
+        and any(key in part for names in NAMES.values() for key in names)
+    ]  # fmt: skip
+
+
+def _text_part(config: Document) -> Document:
+    """The text model of several, else the file itself; what only the file says counts for its text model."""
+    if not _has(config, "text_config") or not isinstance(config["text_config"].value, dict):
+        return config
+    part = config["text_config"]
+    if _has(config, "tie_word_embeddings") and not _has(part, "tie_word_embeddings"):
+        tied = config["tie_word_embeddings"].value
+        return Document({**part.value, "tie_word_embeddings": tied}, part.path)  # type: ignore[dict-item]
+    return part
+
+
+def _pair(config: Document) -> dict[str, int]:
+    """The layers of an encoder and its decoder; empty for other models."""
+    if not _has(config, "is_encoder_decoder") or not config["is_encoder_decoder"].value:
+        return {}
+    encoder = _first(config, ENCODER)
+    if encoder is None:
+        raise FormatError(
+            f"{config.path}: the model has an encoder and a decoder, but none of {', '.join(ENCODER)} gives the "
+            "encoder's layers"
+        )
+    return {"layers": encoder + (_first(config, DECODER) or encoder)}
+
+
+def _second_attention(config: Document, found: Mapping[str, int | None]) -> int:
+    """The feed-forward width, in every layer, that has the parameters of the decoder's attention to its encoder."""
+    layers = _pair(config).get("layers", 0)
+    if not layers or found["hidden"] is None or found["heads"] is None:
+        return 0
+    decoder = layers - (_first(config, ENCODER) or 0)
+    width = found["heads"] * found["head_width"] if found["head_width"] else found["hidden"]
+    return 4 * width * decoder // (layers * (3 if _gated(config) else 2))
+
+
+def _patches(config: Document) -> dict[str, int]:
+    """The sequence and the vocabulary that stand for the patches of a vision transformer; empty for other models."""
+    image, patch = (_first(config, (name,)) for name in ("image_size", "patch_size"))
+    if not image or not patch:
+        return {}
+    channels = _first(config, ("num_channels",)) or 3
+    return {"seq": (image // patch) ** 2 + 1, "vocab": channels * patch**2}
 
 
 def _windows(config: Document, layers: int) -> dict[str, int]:
@@ -227,4 +302,5 @@ def _gated(given: Document) -> bool:
         given[name].text() if name in given and given[name].value is not None else ""
         for name in ("model_type", "hidden_act")
     )
-    return kind in GATED or activation in ("silu", "swiglu")
+    forward = given["feed_forward_proj"].text() if _has(given, "feed_forward_proj") else ""
+    return kind in GATED or activation in ("silu", "swiglu") or forward.startswith("gated")

@@ -14,11 +14,16 @@ from weft.analysis.run import Device, Sample, Step
 from weft.schedule import CHUNKS, make
 from weft.simulate import StageCost, simulate
 from weft.timeline import WORK
+from weft.units import format_seconds
 
 BUSY = (*WORK, "optimizer", "collector", "prepare", "step")
 """Kinds of spans in which the thread of a step wants its core; in "step" nothing else is recorded, that is Python."""
 CLOCKS = 0.1
 """The share of a forward pass by which clocks may differ where waits are judged."""
+LOSSES = 30.0
+"""So often a core is lost for each second of work without it where other processes take it."""
+LEAST_LOST = 0.05
+"""The share of work without its core from which it is told."""
 MOST_SIMULATED = 4096
 """Partitions times microbatches up to which the ideal of a schedule is simulated."""
 
@@ -163,6 +168,51 @@ def core_times(analysis: Analysis, rank: int) -> list[tuple[float, float]]:
         for step in analysis.steps(rank)
         if step.step in inside
     ]
+
+
+def lost_core(analysis: Analysis, rank: int) -> float:
+    """The share of its work in which a rank wanted its core and something else had it; 0 if that is not known.
+
+    Work that waits by itself, for a disk say, does not lose its core: for each second without it the rank must have
+    lost it `LOSSES` times.
+    """
+    had = core_time(analysis, rank)
+    return 1.0 - had if had is not None and core_losses(analysis, [rank]) >= LOSSES else 0.0
+
+
+def core_losses(analysis: Analysis, ranks: Sequence[int]) -> float:
+    """The times that ranks lost their cores, for each second in which they worked without one."""
+    without_s = sum(
+        max(0.0, busy_s - cpu_s) for rank in ranks for cpu_s, busy_s in core_times(analysis, rank)
+    )
+    lost = sum(
+        step.preempted
+        for rank in ranks
+        for step in analysis.steps(rank)
+        if step.step in analysis.inside.get(rank, {})
+    )
+    return lost / without_s if without_s else 0.0
+
+
+def own_work(analysis: Analysis) -> tuple[dict[int, float], dict[str, object]]:
+    """For each partition its seconds of work in a usual step without those that other processes took, and the evidence.
+
+    Of copies the middle one counts, of two the faster.
+    """
+    found: dict[int, list[float]] = defaultdict(list)
+    lost: dict[int, list[float]] = defaultdict(list)
+    for partition, ranks in of_partition(analysis).items():
+        for rank in ranks:
+            lost[partition].append(lost_core(analysis, rank))
+            found[partition].append(analysis.typical[rank].work * (1.0 - lost[partition][-1]))
+    work = {partition: statistics.median_low(own) for partition, own in found.items()}
+    evidence: dict[str, object] = {
+        f"partition {each}": format_seconds(seconds) for each, seconds in work.items()
+    }
+    for partition, shares in lost.items():
+        if (most := max(shares)) >= LEAST_LOST:
+            evidence[f"without its core, partition {partition}"] = f"{percent(most)} of its work"
+    return work, evidence
 
 
 def while_training(analysis: Analysis) -> dict[str, list[Sample]]:

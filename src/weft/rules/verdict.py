@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.rules.rule import Finding, Rule, Status
+from weft.rules.rule import LEAST_GAIN, Finding, Rule, Status
 from weft.rules.table import RULES
 
 FAULTS = (Status.WARNING, Status.CRITICAL)
@@ -70,7 +70,23 @@ def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdi
         under += sorted((each for each in explained if each.explained_by == cause.rule), key=weight)
     under += _quiet(explained)
     gain = f" Mending it is expected to save {100 * first.gain:.0f} % of a step." if first.gain else ""
+    gain += _best_line(first, found)
     return Verdict(f"{first.rule}: {first.text}.{gain}", first.status, first, tuple(under))
+
+
+def _best_line(first: Finding, findings: Iterable[Finding]) -> str:
+    """The sentence for a line to write that gains more than mending the first cause; empty if there is none."""
+    lines = [
+        (each.gain, each.rule, advice)
+        for each in findings
+        if each.status in FAULTS and each.gain
+        for advice in each.advice
+        if "`" in advice
+    ]
+    gain, rule, advice = max(lines, key=lambda line: line[0], default=(0.0, "", ""))
+    if rule == first.rule or gain < (first.gain or 0.0) + LEAST_GAIN:
+        return ""
+    return f" Most is gained by one line of {rule}: {advice} ({100 * gain:.0f} % of a step)."
 
 
 def explain(findings: Sequence[Finding], rules: Iterable[Rule] = RULES) -> list[Finding]:

@@ -20,6 +20,24 @@ STEPPED, RETURNED, NOW = "        optimizer.step()", "    return loss", "       
 WRONG, SLOW, HINT = Grade
 
 
+FORWARD = """
+class Net(torch.nn.Module):
+    def forward(self, x):
+        hidden = self.layer(x)
+        HERE
+        return self.head(hidden)
+"""
+EVALUATION = """
+def evaluate(net, test):
+    net.eval()
+    total = 0.0
+    for x, y in test:
+        total += (net(x) - y).square().mean().detach()
+    return total
+evaluate(model, loader)
+"""
+
+
 class Case(NamedTuple):
     """A script with one fault, and what is found in it."""
 
@@ -199,6 +217,38 @@ CASES = [
         RIGHT + "n = int(os.environ['WORLD_SIZE'])\nhosts = n // 8\nbatch = 64\nbatch //= hosts\n", "hosts = ",
         "max(1, n // 8)", Given(ranks=4),
     ),
+    Case(
+        "read_in_forward", SLOW,
+        FORWARD.replace("HERE", "peak = hidden.abs().max().item()"),
+        "        peak", "peak = hidden.abs().max().detach()",
+    ),
+    Case(
+        "read_in_forward", SLOW, FORWARD.replace("HERE", "self.peak = float(hidden)"), "        self.peak",
+        "self.peak = hidden.detach()",
+    ),
+    Case(
+        "read_in_forward", SLOW, FORWARD.replace("HERE", "print('hidden', hidden)"), "        print",
+        "if not self.training: print('hidden', hidden)",
+    ),
+    Case(
+        "evaluation_with_gradients", SLOW, COPIES + EVALUATION, "    for x, y in test",
+        "with torch.no_grad():\n    for x, y in test:",
+    ),
+    Case(
+        "loader_without_workers", HINT, changed(COPIES, (".to(rank)", ".cuda(rank)")), "loader = ",
+        "DataLoader(data, batch_size=32, sampler=sampler, num_workers=4)",
+    ),
+    Case(
+        "loader_without_workers", SLOW,
+        changed(COPIES, (".to(rank)", ".cuda(rank)"), ("sampler = ", "data = ImageFolder('train')\nsampler = ")),
+        "loader = ", "num_workers=2)", Given(ranks=2, cores=6),
+    ),
+    Case(
+        "copy_not_pinned", HINT,
+        changed(COPIES, (".to(rank)", ".cuda(rank)"), ("        optimizer.zero", "        x = x.cuda(rank)\n"
+            "        optimizer.zero")),
+        "loader = ", "pin_memory=True)  # and in line 16 x.cuda(rank, non_blocking=True)",
+    ),
 ]  # fmt: skip
 
 
@@ -260,6 +310,47 @@ def test_weft_is_known_by_its_other_names(name):
 
 LAST = 'if weft.rank() == 0:\n    torch.save(state, "model.pt")'
 OWN_DATA = [("sampler=sampler", "shuffle=True"), ("    sampler.set_epoch(epoch)\n", "")]
+SILENT = {
+    "a value that no tensor holds": FORWARD.replace("HERE", "scale = float(self.scale)"),
+    "a read now and then": FORWARD.replace("HERE", "if self.steps % 100 == 0: print(hidden)"),
+    "a read in evaluation": FORWARD.replace("HERE", "if not self.training: self.peak = hidden.max().item()"),
+    "lengths that have to be on the host": FORWARD.replace(
+        "HERE", "pack_padded_sequence(hidden, lengths.cpu())"
+    ),
+    "a shape": FORWARD.replace("HERE", "print(hidden.shape)"),
+    "a function of another class": FORWARD.replace("torch.nn.Module", "Layer").replace(
+        "HERE", "x = x.item()"
+    ),
+    "a generation": FORWARD.replace("    def", "    @torch.no_grad()\n    def").replace(
+        "HERE", "x = hidden.item()"
+    ),
+    "a context": COPIES
+    + EVALUATION.replace("    for x", "    with torch.no_grad():\n     for x").replace("      ", "       "),
+    "a context around the call": COPIES
+    + EVALUATION.replace("\nevaluate(", "\nwith torch.inference_mode():\n    evaluate("),
+    "a decorator of the evaluation": COPIES + EVALUATION.replace("def ", "@torch.no_grad()\ndef "),
+    "a model without gradients": COPIES
+    + EVALUATION.replace("net.eval()", "net.eval().requires_grad_(False)"),
+    "gradients that are wanted": COPIES
+    + EVALUATION.replace("    return", "    torch.autograd.grad(total, x)\n    return"),
+    "trained again": COPIES + EVALUATION.replace("total = 0.0", "net.train()"),
+    "samples in memory": changed(
+        COPIES, (".to(rank)", ".cuda()"), ("sampler = ", "data = TensorDataset(a, b)\nsampler = ")
+    ),
+    "workers": changed(COPIES, (".to(rank)", ".cuda()"), ("sampler=s", "num_workers=0, sampler=s")),
+    "a loader's own arguments": changed(
+        COPIES, (".to(rank)", ".cuda()"), ("sampler=s", "**options, sampler=s")
+    ),
+    "no GPU": changed(COPIES, ("        optimizer.zero", "        x = x.to(device)\n        optimizer.zero")),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_does_not_hurt_is_not_found(name):
+    new = {"read_in_forward", "evaluation_with_gradients", "loader_without_workers", "copy_not_pinned"}
+    assert [each for each in found(SILENT[name]) if each.rule in new] == []
+
+
 UNSURE = {
     "a rank that is the copy's": changed(
         RIGHT, ("sampler = ", "rank = weft.dp_rank()\nsampler = "), ("rank=weft.dp_rank()", "rank=rank")

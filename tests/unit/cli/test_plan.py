@@ -70,6 +70,16 @@ def test_terms_add_up(llama, capsys):
         assert memory["sum"] == pytest.approx(sum(memory.values()) - memory["sum"])
 
 
+def test_the_spread_stands_beside_each_answer_of_fitted_machines(llama, capsys):
+    text = told(capsys, "--cluster", "16x8xA100-80", "--config", llama, "--global-batch", 256)
+    (spread,) = re.findall(r"Published steps are [\d.]+ % off such plans .* peaks of memory [\d.]+ %", text)
+    page = " ".join((SOURCE.parent / "docs" / "planning.md").read_text(encoding="utf-8").split())
+    right = page[page.index("### How right it is") : page.index("From Python:")]
+    assert all(figure in right for figure in re.findall(r"\d[\d.]* %", spread))
+    assumed = told(capsys, "--cluster", "2xH200", *SMALL, "--global-batch", 64)
+    assert "Published steps" not in assumed and "assumed, not fitted" in assumed
+
+
 def test_what_is_shared_is_said_where_it_is(capsys):
     text = told(capsys, "--cluster", "2xH100", *SMALL, "--global-batch", 64, "--explain")
     assert re.search(r"Best of \d+ divisions: data 2, sharded optimizer", text)

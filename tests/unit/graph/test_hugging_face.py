@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import ConfigError, FormatError
 from weft.graph.experts import Experts
-from weft.graph.hugging_face import sizes_from_config
+from weft.graph.hugging_face import parts_left_out, sizes_from_config
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 8,
@@ -72,7 +72,8 @@ def test_a_model_of_an_unknown_type_has_a_gate_if_its_activation_is_that_of_gate
         ({"vocab_size": None}, "no vocab: none of vocab_size is there; give it by --vocab"),
         ({"hidden_size": "wide"}, r"\$\.hidden_size: expected a whole number"),
         ({"num_key_value_heads": 3}, "kv_heads is 3, which must divide heads, 8"),
-        ({"hidden_size": None, "text_config": {}}, "or use the config.json of one of its parts"),
+        ({"hidden_size": None, "text_config": {}}, r"\$\.text_config: no layers"),
+        ({"is_encoder_decoder": True}, "encoder_layers, num_layers gives the encoder's layers"),
     ],
 )
 def test_what_cannot_be_planned(change, told):
@@ -173,3 +174,66 @@ def test_layers_without_attention_are_refused():
     config = {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}
     with pytest.raises(FormatError, match="layer_types.0.: weft plans no layer of linear_attention"):
         sizes_from_config(json.dumps(config))
+
+
+PAIRS = {
+    "t5": {
+        "num_layers": 2, "num_decoder_layers": 3, "d_model": 64, "num_heads": 4, "d_kv": 24, "d_ff": 200,
+        "n_positions": 64, "is_encoder_decoder": True, "vocab_size": 500,
+    },
+    "mt5": {
+        "num_layers": 2, "d_model": 64, "num_heads": 4, "d_kv": 16, "d_ff": 200, "is_encoder_decoder": True,
+        "feed_forward_proj": "gated-gelu", "vocab_size": 500, "max_position_embeddings": 64,
+    },
+    "bart": {
+        "encoder_layers": 2, "decoder_layers": 4, "d_model": 64, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 200, "decoder_ffn_dim": 200, "vocab_size": 500,
+        "max_position_embeddings": 64, "is_encoder_decoder": True, "num_hidden_layers": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", PAIRS)
+def test_encoders_with_decoders_have_the_parameters_of_the_models_themselves(family):
+    """A decoder's second attention is counted; tables of positions and norms are of a few per cent in these."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = PAIRS[family]
+    sizes = sizes_from_config(json.dumps(config | {"model_type": family}))
+    with torch.device("meta"):
+        model = transformers.AutoModelForSeq2SeqLM.from_config(
+            transformers.AutoConfig.for_model(family, **config)
+        )
+    every = sum(each.numel() for each in model.parameters())
+    assert sizes.parameters == pytest.approx(every, rel=0.04)
+    assert sizes.layers == {"t5": 5, "mt5": 4, "bart": 6}[family]
+
+
+def test_a_vision_transformer_reads_patches():
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    config = {
+        "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256,
+        "image_size": 64, "patch_size": 8, "num_channels": 3,
+    }  # fmt: skip
+    sizes = sizes_from_config(json.dumps(config | {"model_type": "vit"}))
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageClassification.from_config(
+            transformers.AutoConfig.for_model("vit", **config)
+        )
+    assert (sizes.seq, sizes.vocab) == (65, 192)
+    assert sizes.parameters == pytest.approx(sum(each.numel() for each in model.parameters()), rel=0.02)
+    assert sizes_from_config(json.dumps(config | {"model_type": "vit"}), seq=17).seq == 17
+
+
+def test_the_text_model_of_several_is_planned():
+    nested = {"model_type": "llava", "vision_config": {"hidden_size": 9}, "text_config": LLAMA}
+    assert sizes_from_config(json.dumps(nested)) == sizes_from_config(json.dumps(LLAMA))
+    assert parts_left_out(json.dumps(nested)) == ["vision_config"]
+    assert parts_left_out(json.dumps(LLAMA | {"quantization_config": {}, "rope_scaling": {}})) == []
+    above = {**nested, "tie_word_embeddings": True, "text_config": {**LLAMA, "tie_word_embeddings": None}}
+    assert sizes_from_config(json.dumps(above)).tied

@@ -73,6 +73,12 @@ PLANTED: dict[str, tuple[str, Made]] = {
     ),
     "too few microbatches": ("MicrobatchesTooFew", Recorded(partitions=4, microbatches=2)),
     "too many microbatches": ("MicrobatchesTooMany", with_gaps(replace(FOUR, microbatches=64).run(), 0.3)),
+    "too many microbatches, beside other processes": (
+        "MicrobatchesTooMany",
+        replace(with_gaps(replace(FOUR, microbatches=64).run(), 0.6), samples=replace(
+            FOUR, sample=sample(others=0.25, running=8)).run().samples, steps=replace(
+            FOUR, step_values=losing(0, 0.76, 192.0, always=True)).run().steps),
+    ),
     "a leak of 10 MB a step": (
         "MemoryLeak", replace(TWO, step_values=lambda rank, step: {"memory_bytes": (100 + 10 * step) * 1_000_000})
     ),

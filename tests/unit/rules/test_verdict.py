@@ -125,3 +125,15 @@ def test_a_cause_weighs_what_it_explains():
         "CPUBottleneck",
         "TensorParallelExposed",
     ]
+
+
+def test_the_line_that_gains_most_is_told_first():
+    slow = Finding("StragglerRank", CRITICAL, "rank 1 is slow", advice=("look at it",), gain=0.05)
+    few = Finding("MicrobatchesTooFew", WARNING, "few", advice=('cut it: `"microbatches": 16`',), gain=0.3)
+    vague = Finding("DataWait", WARNING, "waits", advice=("read faster",), gain=0.4)
+    told = verdict([slow, vague, few])
+    assert told.text.endswith(
+        'Most is gained by one line of MicrobatchesTooFew: cut it: `"microbatches": 16` (30 % of a step).'
+    )
+    assert "one line" not in verdict([few, vague]).text  # it is the first finding's
+    assert "one line" not in verdict([slow, vague]).text

@@ -22,7 +22,7 @@ from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report,
 from weft.errors import ConfigError, PlacementError, UsageError
 from weft.foreign import read_file, shown_path, shown_text, whole
 from weft.graph.experts import Experts
-from weft.graph.hugging_face import EXPERTS, sizes_from_config
+from weft.graph.hugging_face import EXPERTS, parts_left_out, sizes_from_config
 from weft.graph.sizes import Sizes
 from weft.machines.accelerator import DTYPES
 from weft.machines.cluster import EXAMPLE, parse_cluster
@@ -302,6 +302,9 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     experts = {name: value for name in EXPERTS if (value := getattr(options, name)) is not None}
     if options.config is not None:
         found = read_file(options.config, lambda text: sizes_from_config(text, **given, **experts))
+        left_out = ", ".join(read_file(options.config, parts_left_out))
+        if left_out:
+            print(f"weft plan: the text model is planned; {left_out} is not counted", file=sys.stderr)
         gated, tied = options.gated or found.gated, found.tied and not options.untied
         return _with_window(replace(found, gated=gated, tied=tied), options.window)
     missing = [name for name in ("layers", "hidden", "heads", "vocab", "seq") if name not in given]

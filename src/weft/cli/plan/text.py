@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.cli.plan.storage_tables import services_json, storage
 from weft.graph.sizes import Sizes
-from weft.machines.catalogue import not_fitted
+from weft.machines.catalogue import ACCELERATORS, not_fitted
 from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.own import because
@@ -16,6 +16,9 @@ from weft.plan.parallelism.weft_today import cannot, command, settings
 from weft.report.run.words import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
+
+SPREAD = "Published steps are 7.1 % off such plans in the mean, peaks of memory 16 %."
+"""Beside each answer whose machines were fitted: of rows that they were not fitted on; see `benchmarks/plan`."""
 
 
 def as_text(found: Answer, compare: bool, explain: bool) -> str:
@@ -97,7 +100,8 @@ def sentence(found: Answer) -> str:
     )
     if best.division.pipeline > 1 and best.step.microbatches < few:
         words += f" The bubble is under 5 % from {few} microbatches on; it has {best.step.microbatches}."
-    return words
+    fitted = asked.machines.host.accelerator.name in ACCELERATORS and not assumptions(asked)
+    return f"{words} {SPREAD}" if fitted else words
 
 
 def own(found: Answer) -> str:

@@ -293,7 +293,7 @@ def bars(
             if seconds <= 0.0:
                 continue
             width = seconds / longest * 100
-            share = seconds / total
+            share = seconds / total if total else 0.0
             label = f"{share:.0%}" if width >= 9 and share < 1.0 else ""
             told = f"{LOOKS[part].name}: {text(seconds)}, {percent(share)}"
             pieces.append(Piece(part, round(reached, 3), round(width, 3), told, label))

@@ -33,6 +33,7 @@ RUN_PARTS = {
     "data": PARTS["data"],
     "checkpoint": PARTS["checkpoint"],
     "host": PARTS["host"]._replace(name="the script between steps"),
+    "lost": PARTS["host"]._replace(name="lost: after the last step that ended"),
 }
 """By the names of `weft.analysis.run_time.RunTime`, in their order."""
 LOOKS = (

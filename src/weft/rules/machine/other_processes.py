@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
 from weft.rules.hosts import Host, worst
-from weft.rules.measures import core_time, core_times, mean, percent, queue
+from weft.rules.measures import LOSSES, core_losses, core_time, mean, percent, queue
 from weft.rules.rule import Finding, Rule
 
 
@@ -23,13 +22,13 @@ class OtherProcesses(Rule):
     """
 
     explains = (
-        "CPUBottleneck", "MicrobatchesTooMany", "StepOutlier", "PipelineBubble", "TransferExposed", "AllReduceExposed",
+        "CPUBottleneck", "StepOutlier", "PipelineBubble", "TransferExposed", "AllReduceExposed",
         "LoadBalancing",
     )  # fmt: skip
 
     warn: float = 0.15
     others: float = 0.20
-    losses: float = 30.0
+    losses: float = LOSSES
     least_samples: int = 4
 
     def evaluate(self, analysis: Analysis) -> Finding:
@@ -46,7 +45,7 @@ class OtherProcesses(Rule):
             "other processes take": f"{percent(taken)} of all cores",
             "threads that want to run": f"{waiting:.1f} a core",
             "work without its core": percent(lost),
-            "cores lost for a second of that": f"{(times := _losses(analysis, host.ranks)):.0f} times",
+            "cores lost for a second of that": f"{(times := core_losses(analysis, host.ranks)):.0f} times",
         }
         if taken < self.others or waiting <= 1.0 or lost <= self.warn or times < self.losses:
             return self.passed("other processes leave cores for the job", **evidence)
@@ -60,17 +59,3 @@ class OtherProcesses(Rule):
             ],
             ranks=host.ranks,
         )
-
-
-def _losses(analysis: Analysis, ranks: Sequence[int]) -> float:
-    """How often ranks lost their cores for each second in which they worked without one."""
-    without_s = sum(
-        max(0.0, busy_s - cpu_s) for rank in ranks for cpu_s, busy_s in core_times(analysis, rank)
-    )
-    lost = sum(
-        step.preempted
-        for rank in ranks
-        for step in analysis.steps(rank)
-        if step.step in analysis.inside.get(rank, {})
-    )
-    return lost / without_s if without_s else 0.0

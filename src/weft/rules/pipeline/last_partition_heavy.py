@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import of_partition, partitions, percent
+from weft.rules.measures import of_partition, own_work, partitions, percent
 from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
-from weft.units import format_seconds
 
 
 @dataclass(frozen=True)
 class LastPartitionHeavy(Rule):
     """Does the last partition, which has the head and the loss, take longer than every other one?
 
-    The measure is by what share its work in a step is longer than that of the longest other partition.
+    The measure is by what share its work in a step is longer than that of the longest other partition, both without
+    the time in which other processes had their cores.
     """
 
     explains = ("PartitionImbalance", "PipelineBubble", "LowGPUUtilization")
@@ -24,7 +24,7 @@ class LastPartitionHeavy(Rule):
     severe: float = 0.25
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        work, last = analysis.partition_work, partitions(analysis) - 1
+        (work, evidence), last = own_work(analysis), partitions(analysis) - 1
         if last < 1:
             return self.not_applicable("the model is not split")
         if last not in work or len(work) < 2 or not any(work.values()):
@@ -34,7 +34,7 @@ class LastPartitionHeavy(Rule):
         return self.graded(
             f"the last partition works {percent(more)} longer than every other one" if more > 0 else "",
             (more, self.warn, self.severe),
-            evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
+            evidence=evidence,
             advice=[
                 *lighten(analysis, last),
                 "compute the loss in pieces, so that the head's output is never whole",

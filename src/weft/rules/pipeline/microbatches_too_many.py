@@ -5,9 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import host_inside_s, ideal_bubble, mean, microbatches, partitions, percent
+from weft.rules.measures import (
+    LEAST_LOST,
+    host_inside_s,
+    ideal_bubble,
+    lost_core,
+    mean,
+    microbatches,
+    partitions,
+    percent,
+)
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
+
+NEAR = 0.9
+"""A share of the most that can be saved: larger microbatches need more memory."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +27,8 @@ class MicrobatchesTooMany(Rule):
     """Is the mini-batch cut into so many microbatches that Python for each takes longer than it gains?
 
     The measure is the host's time within a step, as a share of it and of work. What a pass takes beyond what its units
-    were measured to take is the host's as well. It counts only where half as many microbatches would still leave the
+    were measured to take is the host's as well; the time in which other processes had the core is not. It counts only
+    where half as many microbatches would still leave the
     schedule's bubble below `bubble`, and save time by a simulation with what was measured.
     """
 
@@ -33,16 +46,21 @@ class MicrobatchesTooMany(Rule):
         work = mean(each.work for each in analysis.typical.values())
         if not work:
             return self.abstain("no work is recorded")
-        host = between + _inside_passes(analysis)
-        lost = host / (between + work)
-        evidence = {
+        taken = mean(lost_core(analysis, rank) for rank in analysis.typical)
+        own = (1.0 - taken) * (between + work)
+        host = max(0.0, between + _inside_passes(analysis) - taken * (between + work))
+        lost = host / own
+        evidence: dict[str, object] = {
             "microbatches": cut,
             "host for each": format_seconds(host / cut),
             "work for each": format_seconds(work / cut),
         }
+        if taken >= LEAST_LOST:
+            evidence["without its core"] = f"{percent(taken)} of the work"
         fewer = cut // 2
         if ideal_bubble(analysis, fewer) > self.bubble:
             return self.passed(f"with {fewer} the bubble of the schedule would be too large", **evidence)
+        fewer = self._best(analysis, fewer)
         return self.graded(
             f"of each microbatch {percent(lost)} is Python, in passes and between them",
             (lost, self.warn, self.severe),
@@ -50,9 +68,20 @@ class MicrobatchesTooMany(Rule):
             advice=[f'cut it into fewer: `"microbatches": {fewer}`'],
             gain=analysis.gain_of_microbatches(fewer)
             if partitions(analysis) > 1
-            else host / 2 / analysis.step_s,
+            else host * (1 - fewer / cut) / analysis.step_s,
             ranks=analysis.ranks,
         )
+
+    def _best(self, analysis: Analysis, fewer: int) -> int:
+        """The largest of so many, half of them, a quarter ... that saves `NEAR` of the most, by simulation."""
+        if partitions(analysis) == 1:
+            return fewer
+        gains, number = {fewer: 0.0}, fewer
+        while number >= 1 and ideal_bubble(analysis, number) <= self.bubble:
+            gains[number] = max(0.0, analysis.gain_of_microbatches(number) or 0.0)
+            number //= 2
+        most = max(gains.values())
+        return max(number for number, gain in gains.items() if gain >= NEAR * most)
 
 
 def _inside_passes(analysis: Analysis) -> float:

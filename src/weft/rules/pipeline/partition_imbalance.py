@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.rules.measures import mean, of_partition, partitions
+from weft.rules.measures import mean, of_partition, own_work, partitions
 from weft.rules.pipeline.heavy import gain_of_lightening, lighten
 from weft.rules.rule import Finding, Rule
-from weft.units import format_seconds
 
 
 @dataclass(frozen=True)
 class PartitionImbalance(Rule):
     """Does one partition take longer than the others, so that all wait for it?
 
-    The measure is the work of the longest partition in a step, as a multiple of the mean. Of replicas the middle
-    one counts, of two the faster.
+    The measure is the work of the longest partition in a step, as a multiple of the mean, without the time in which
+    other processes had its core. Of replicas the middle one counts, of two the faster.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization")
@@ -25,7 +24,7 @@ class PartitionImbalance(Rule):
     severe: float = 1.25
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        work = analysis.partition_work
+        work, evidence = own_work(analysis)
         if partitions(analysis) < 2:
             return self.not_applicable("the model is not split")
         if len(work) < 2 or not any(work.values()):
@@ -35,7 +34,7 @@ class PartitionImbalance(Rule):
         return self.graded(
             f"partition {heavy} works {ratio:.2f} times as long as the mean of all",
             (ratio, self.warn, self.severe),
-            evidence={f"partition {each}": format_seconds(seconds) for each, seconds in work.items()},
+            evidence=evidence,
             advice=lighten(analysis, heavy),
             gain=gain_of_lightening(analysis),
             ranks=of_partition(analysis)[heavy],
