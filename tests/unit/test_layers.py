@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +44,11 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 
 ROOMS = {
     "torch": (
-        ("pytorch",), ("tensors",), ("calls", "output"), ("session",),
-        ("agreement", "amp", "backward", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
+        ("pytorch",), ("tensors",), ("calls", "output"), ("backward", "session"), ("execution",),
+        ("agreement", "amp", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
         ("context_parallel", "replicas"),
-        ("clip", "data_parallel"), ("optimizer",),
-        ("execution",), ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
+        ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
+        ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
     ),
     "tensorflow": (
@@ -235,6 +236,60 @@ def test_relative_imports_are_resolved(tmp_path, monkeypatch):
     path.write_text("from ..torch import nothing\nfrom .units import a\nfrom . import b\nimport os.path\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path / "weft")
     assert imports(path) == {"weft.torch", "weft.graph.units", "weft.graph", "os.path"}
+
+
+BELOW = {"tape": 22, "unit_call": 44, "program": 37, "glue": 41, "step_results": 39}
+"""The files that one file of `torch.execution` stands on, at most; these numbers may only fall."""
+CHAIN = 45
+"""The longest chain of files each of which imports the next one."""
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_the_execution_of_a_step_stands_on_little(name):
+    """Sharding, optimizers, clipping and replicas plug in; whoever reads the core need not know them."""
+    below: set[str] = set()
+    todo = {f"weft.torch.execution.{name}"}
+    while todo:
+        todo = set().union(*(imports(MODULES[each]) & MODULES.keys() for each in todo)) - below
+        below |= todo
+    assert (
+        len({each for each in below if MODULES[each].name != "__init__.py" or imports(MODULES[each])})
+        <= BELOW[name]
+    )
+    rooms = {room_of(each)[1] for each in below} - {""}
+    assert not rooms & {
+        "tensor_parallel",
+        "context_parallel",
+        "replicas",
+        "optimizer",
+        "clip",
+        "data_parallel",
+    }
+
+
+def test_chains_of_imports_are_short():
+    arrows = {name: imports(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+
+    @functools.cache
+    def length(name: str) -> int:
+        return 1 + max(map(length, arrows[name]), default=0)
+
+    assert max(map(length, sorted(arrows))) <= CHAIN
+
+
+def test_no_import_is_hidden_in_a_text():
+    """`importlib.import_module("weft...")` would go around the tests above."""
+    hidden = {
+        module_of(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith("import_module")
+        and node.args
+        and isinstance(node.args[0], (ast.Constant, ast.JoinedStr))
+        and "weft" in ast.unparse(node.args[0])
+    }
+    assert hidden == set()
 
 
 def test_only_recordings_ask_what_time_it_is() -> None:

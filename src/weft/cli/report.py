@@ -16,7 +16,7 @@ from weft.analysis.plan.answer import beside_answer
 from weft.analysis.plan.beside import BesidePlan, beside_plan
 from weft.analysis.scaling import scale
 from weft.cli.draw import write, wrote
-from weft.cli.live.fresh_page import PAGE
+from weft.cli.live import PAGE
 from weft.cli.machine import count
 from weft.errors import UsageError
 from weft.foreign import LARGEST, read_file

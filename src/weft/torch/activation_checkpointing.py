@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from weft.errors import UsageError
-from weft.torch.backward.offload import offloading
-from weft.torch.execution.entry_points import install
 from weft.torch.execution.glue import running
+from weft.torch.interceptions import install
+from weft.torch.session.offload import offloading
 from weft.torch.tensors.marks import CHECKPOINTED, PLAIN_FORWARD
 
 

@@ -37,6 +37,7 @@ from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current, scratch_memory
 from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, rings_of
 from weft.torch.session.observed import observe
+from weft.torch.session.offload import offloading
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams
 from weft.torch.session.session import Session
@@ -176,7 +177,7 @@ def _connect(session: Session) -> None:
     channel = TorchChannel(group, session.device, direct, rings=rings_of(group, session.device))
     pipeline = Pipeline(
         session.position("pp"), session.mesh.pp, session.device, channel, session.streams,
-        replicas=session.mesh.rdp,
+        replicas=session.mesh.rdp, offload=offloading,
     )  # fmt: skip
     monitor = session.monitor
     peers, others = session.peers("pp"), (*session.peers("rdp"), *session.peers("tp"))

@@ -23,12 +23,12 @@ from weft.session.step_check import StepCheck
 from weft.session.watching import show_opening
 from weft.torch import watching
 from weft.torch.agreement import follow_first_rank
-from weft.torch.execution.entry_points import install
 from weft.torch.execution.first_rank_inputs import from_first
 from weft.torch.execution.glue import Glue
 from weft.torch.execution.program import Program
 from weft.torch.execution.step_results import Returned
 from weft.torch.execution.thread_settings import ThreadContext, current_scale, in_microbatch, trains
+from weft.torch.interceptions import install
 from weft.torch.model import DistributedModel
 from weft.torch.output import collect
 from weft.torch.placed import changes

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.backward import offload
+from weft.torch.session import offload
 from weft.torch.session import pipeline as pipelines
 from weft.torch.session.current import session
 

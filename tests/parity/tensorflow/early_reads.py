@@ -96,7 +96,7 @@ def read(folder: Path, name: str, run: Trained) -> Any:
     ):  # fmt: skip
         assert WORDS in refused(UsageError, act)
     whole = keras.models.load_model(folder / name / "whole.keras")
-    run.model.save_weights(str(folder / f"{name}-{weft.rank()}.weights.h5"))
+    run.model.save_weights(str(folder / f"{name}.weights.h5"))
     run.model.save_model(str(folder / f"{name}-again.keras"))
     weft.barrier()
     again = keras.models.load_model(folder / f"{name}-again.keras")

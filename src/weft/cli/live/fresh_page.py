@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from weft.cli.draw import partial_file
+from weft.cli.live import PAGE
 from weft.foreign import listed, reason, shown_path
 
-PAGE = "report.html"
 EVERY_S = 30.0
 LONGEST_S = 600.0
 """A page that takes longer is given up."""
@@ -103,7 +102,8 @@ def _write_last(folder: Path, before: dict[str, int]) -> None:
         print(f"weft: {nothing_recorded(folder)}", file=sys.stderr)
         return
     try:
-        writer = importlib.import_module("weft.cli.report")
-        writer.write_page(folder)
+        from weft.cli.report import write_page
+
+        write_page(folder)
     except Exception as error:
         print(f"weft: the page of {shown_path(folder)} cannot be written: {reason(error)}", file=sys.stderr)

@@ -7,7 +7,6 @@ mpirun ranks are found without ``MASTER_ADDR``, whatever the backend.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 from typing import Any
 
@@ -44,4 +43,4 @@ def install() -> None:
 
 def register() -> None:
     """Make ``smddp`` a backend of ``torch.distributed``, and let the ranks find each other under every launcher."""
-    importlib.import_module("weft.torch.data_parallel")
+    import weft.torch.data_parallel  # noqa: F401 (importing it registers)

@@ -53,7 +53,7 @@ def write(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> 
     """
     joined = session()
     joined.check_outside(call)
-    if model.waits:
+    if model.waits and _kept(model) is not None:
         raise UsageError(
             "the job was resumed, and what its optimizer keeps arrives with the first step: save after that"
         )

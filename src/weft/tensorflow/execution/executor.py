@@ -1,8 +1,9 @@
 """The two executors: one runs a program call by call, the other writes it into a graph of TensorFlow's.
 
 Both go through the same list of (position, microbatch). What they differ in is who waits: Python, or an operation of
-the graph, which calls Python for each message. In the graph each phase begins when the one before has been computed,
-so that an operation that waits never holds up what others need.
+the graph, which calls Python between two phases: it sends what the first computed, and receives what the second takes.
+In the graph each phase begins when the one before has been computed, so that an operation that waits never holds up
+what others need.
 """
 
 from __future__ import annotations
@@ -51,19 +52,36 @@ class Runnable:
             return "B", 2 * self.stages - 1 - position
         return "F", -1
 
+    def items(self, messages: Sequence[tuple[int, Value, int]], microbatch: int) -> list[Item]:
+        """The values of a phase's ``receives`` or ``sends``."""
+        names = self.record.operations
+        return [
+            Item(microbatch, number, peer, names[value.operation].name) for number, value, peer in messages
+        ]
+
+    def received_together(self, order: Sequence[tuple[int, int]], place: int) -> int:
+        """The end of the entries whose values are received at once, in the call before the one at ``place``.
+
+        That is one entry, or those at the end of the step: nothing is left to overlap with there.
+        """
+        phases, end = self.program.phases, place + 1
+        while end < len(order) and order[place][0] >= 2 * self.stages and not phases[order[end - 1][0]].sends:
+            end += 1
+        return end
+
 
 class Way(Protocol):
     """How an executor does what a program says."""
 
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None: ...
 
-    def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]: ...
+    def exchange(
+        self, sent: list[Item], tensors: list[Any], received: list[Item], specs: list[Any]
+    ) -> list[Any]: ...
 
     def compute(
         self, function: PhaseFunction, inputs: list[Any], what: tuple[str, int, int]
     ) -> list[Any]: ...
-
-    def send(self, microbatch: int, items: list[Item], tensors: list[Any]) -> None: ...
 
     def end(self, results: list[list[Any]]) -> list[list[Any]]: ...
 
@@ -77,21 +95,30 @@ def run(
     those of the whole mini-batch, which ranks compare.
     """
     phases = runnable.program.phases
+    order = [(position, microbatch) for position, microbatch in runnable.order if microbatch < len(feeds)]
     left = _count_uses(runnable)
     values: list[dict[Value, Any]] = [{} for _ in feeds]
     results: list[list[Any]] = [[None] * len(feeds) for _ in runnable.record.results]
+    sent: list[Item] = []
+    leaving: list[Any] = []
+    urgent = False  # somebody waits for what is sent
+    here = 0  # the values of so many entries have been received
     way.begin(runnable.trains, tensors)
-    for position, microbatch in runnable.order:
-        if microbatch >= len(feeds):
-            continue
+    for place, (position, microbatch) in enumerate(order):
         phase, own = phases[position], values[microbatch]
         function = runnable.functions[position]
-        if phase.receives:
-            items = [Item(number, peer, _name(runnable, value)) for number, value, peer in phase.receives]
-            specs = [runnable.tensors[value] for _, value, _ in phase.receives]
-            arrived = way.receive(microbatch, items, specs)
-            for (_, value, _), tensor in zip(phase.receives, arrived, strict=True):
-                own[value] = tensor
+        received, places = [], []
+        if place == here:
+            here = runnable.received_together(order, place)
+            for at, index in order[place:here]:
+                received += runnable.items(phases[at].receives, index)
+                places += [(index, value) for _, value, _ in phases[at].receives]
+        if urgent or received:
+            specs = [runnable.tensors[value] for _, value in places]
+            arrived = way.exchange(sent, leaving, received, specs)
+            for (index, value), tensor in zip(places, arrived, strict=True):
+                values[index][value] = tensor
+            sent, leaving, urgent = [], [], False
         inputs = [feeds[microbatch][number] for number in function.feeds]
         inputs += [own[value] for value in phase.inputs]
         for value in phase.inputs:
@@ -102,11 +129,13 @@ def run(
         for value, tensor in zip(phase.outputs, found, strict=True):
             own[value] = tensor
         _keep_results(runnable, phase, own, results, microbatch)
-        if phase.sends:
-            items = [Item(number, peer, _name(runnable, value)) for number, value, peer in phase.sends]
-            way.send(microbatch, items, [own[value] for _, value, _ in phase.sends])
+        sent += runnable.items(phase.sends, microbatch)
+        leaving += [own[value] for _, value, _ in phase.sends]
+        urgent = any(number not in phase.late for number, _, _ in phase.sends)
         for value in [value for value in own if left[microbatch, value] <= 0]:
             del own[value]
+    if sent:
+        way.exchange(sent, leaving, [], [])
     return way.end(results)
 
 
@@ -130,10 +159,6 @@ def _keep_results(
             results[number][microbatch] = own[value]
 
 
-def _name(runnable: Runnable, value: Value) -> str:
-    return runnable.record.operations[value.operation].name
-
-
 class Eagerly:
     """Python goes through the program, and calls a function for each phase."""
 
@@ -143,8 +168,10 @@ class Eagerly:
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
         self._messages.begin(not trains, tensors)
 
-    def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:
-        return self._messages.receive(microbatch, items)
+    def exchange(
+        self, sent: list[Item], tensors: list[Any], received: list[Item], specs: list[Any]
+    ) -> list[Any]:
+        return self._messages.exchange(sent, tensors, received)
 
     def compute(self, function: PhaseFunction, inputs: list[Any], what: tuple[str, int, int]) -> list[Any]:
         kind, microbatch, stage = what
@@ -152,9 +179,6 @@ class Eagerly:
         found = function(inputs)
         self._messages.done(kind, microbatch, stage)
         return found
-
-    def send(self, microbatch: int, items: list[Item], tensors: list[Any]) -> None:
-        self._messages.send(microbatch, items, tensors)
 
     def end(self, results: list[list[Any]]) -> list[list[Any]]:
         self._messages.end(results)
@@ -188,11 +212,21 @@ class InGraph:
         )  # after what was written into variables before
         self._after = [done.op]
 
-    def receive(self, microbatch: int, items: list[Item], specs: list[Any]) -> list[Any]:
+    def exchange(
+        self, sent: list[Item], tensors: list[Any], received: list[Item], specs: list[Any]
+    ) -> list[Any]:
         messages = self._messages
         with tf.control_dependencies(self._after):
+            if not received:
+                done = tf.py_function(
+                    lambda *given: (messages.exchange(sent, given, []), 0)[1], tensors, tf.int32
+                )
+                self._after = [done.op]
+                return []
             found = tf.py_function(
-                lambda: messages.receive(microbatch, items), [], [spec.dtype for spec in specs]
+                lambda *given: messages.exchange(sent, given, received),
+                tensors,
+                [spec.dtype for spec in specs],
             )
         for tensor, spec in zip(found, specs, strict=True):
             tensor.set_shape(spec.shape)
@@ -211,17 +245,6 @@ class InGraph:
         if self._records:
             self._tell(lambda: messages.done(kind, microbatch, stage))
         return found
-
-    def send(self, microbatch: int, items: list[Item], tensors: list[Any]) -> None:
-        messages = self._messages
-
-        def sent(*given: Any) -> int:
-            messages.send(microbatch, items, given)
-            return 0
-
-        with tf.control_dependencies(self._after):
-            done = tf.py_function(sent, tensors, tf.int32)
-        self._after = [done.op]
 
     def end(self, results: list[list[Any]]) -> list[list[Any]]:
         messages = self._messages

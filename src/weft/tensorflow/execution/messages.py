@@ -32,8 +32,11 @@ VERIFIED = 3
 
 @dataclass(frozen=True)
 class Item:
-    """A value that goes from one partition to another. ``number``: its message's; ``peer``: the other partition."""
+    """A microbatch's value that goes from one partition to another.
 
+    ``number``: its message's; ``peer``: the other partition."""
+
+    microbatch: int
     number: int
     peer: int
     name: str
@@ -50,7 +53,7 @@ class Watcher(Protocol):
 
     def begin(self, tensors: Sequence[Any]) -> None: ...
 
-    def note(self, microbatch: int, items: Sequence[Item], tensors: Sequence[Any]) -> None: ...
+    def note(self, items: Sequence[Item], tensors: Sequence[Any]) -> None: ...
 
     def wanted(self, results: list[list[Any]]) -> list[Any]: ...
 
@@ -186,48 +189,49 @@ class Messages:
             self.session.recorder.add("F", self.session.steps, 0, began_s, end_s, stage=0)
         self.end()
 
-    def receive(self, microbatch: int, items: Sequence[Item]) -> list[Any]:
-        """The values of other partitions, when they are there."""
+    def exchange(self, sent: Sequence[Item], tensors: Sequence[Any], received: Sequence[Item]) -> list[Any]:
+        """The values of other partitions, when they are there; before that, values go to other partitions.
+
+        ``tensors``: the values of ``sent``.
+        """
         session = self.session
         with session.guarded():
-            found = [self._receive(microbatch, item) for item in items]
-            session.monitor.note(
-                "compute", session.steps, microbatch
-            )  # a graph does not tell what it does then
+            self._send(sent, tensors)
+            found = [self._receive(item) for item in received]
+            if found:  # a graph does not tell what it does then
+                session.monitor.note("compute", session.steps, received[0].microbatch)
             return found
 
-    def _receive(self, microbatch: int, item: Item) -> Any:
+    def _receive(self, item: Item) -> Any:
         session = self.session
         assert session.channel is not None
-        key = Key(VALUE, session.steps, microbatch, item.number)
+        key = Key(VALUE, session.steps, item.microbatch, item.number)
         message = session.channel.mailbox.take(item.peer, key)
         if message is None:
             if self._check is not None:
                 self._check.look()
             peer = session.peers("pp")[item.peer]
-            session.monitor.note("wait", session.steps, microbatch, None, peer)
+            session.monitor.note("wait", session.steps, item.microbatch, None, peer)
             began = time.perf_counter()
             timeout_s = wait_timeout_s(session.settings)
             message = session.channel.mailbox.receive(
                 item.peer, key, timeout_s,
                 f"nothing arrived for {timeout_s:g} s on rank {session.rank}, which waits for {item.name} of "
-                f"microbatch {microbatch} from rank {peer}. If a rank may take this long between two steps, raise "
+                f"microbatch {item.microbatch} from rank {peer}. If a rank may take this long between two steps, raise "
                 '"wait_timeout" (seconds).',
             )  # fmt: skip
             if session.recorder is not None:
-                session.recorder.add("wait", session.steps, microbatch, began, time.perf_counter(), peer)
+                session.recorder.add("wait", session.steps, item.microbatch, began, time.perf_counter(), peer)
         return from_torch(message.payload)
 
-    def send(self, microbatch: int, items: Sequence[Item], tensors: Sequence[Any]) -> None:
-        """Hand values over for other partitions."""
+    def _send(self, items: Sequence[Item], tensors: Sequence[Any]) -> None:
         channel = self.session.channel
         assert channel is not None
-        with self.session.guarded():
-            if self.proof is not None:
-                self.proof.note(microbatch, items, tensors)
-            for item, tensor in zip(items, tensors, strict=True):
-                key = Key(VALUE, self.session.steps, microbatch, item.number)
-                channel.send(item.peer, Message(key, to_torch(tensor)))
+        if self.proof is not None:
+            self.proof.note(items, tensors)
+        for item, tensor in zip(items, tensors, strict=True):
+            key = Key(VALUE, self.session.steps, item.microbatch, item.number)
+            channel.send(item.peer, Message(key, to_torch(tensor)))
 
     def start(self, phase: str, microbatch: int) -> None:
         """A phase begins to compute."""

@@ -28,6 +28,7 @@ class Phase:
         outputs: The values that other phases take, other ranks, or whoever called the step.
         receives: Those of the inputs that come from another partition: (number of the message, value, partition).
         sends: Those of the outputs that go to another partition: (number of the message, value, partition).
+        late: The numbers of those of the sends that nobody takes before the end of the step.
     """
 
     position: int
@@ -37,6 +38,7 @@ class Phase:
     outputs: list[Value] = field(default_factory=list)
     receives: list[tuple[int, Value, int]] = field(default_factory=list)
     sends: list[tuple[int, Value, int]] = field(default_factory=list)
+    late: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -110,7 +112,11 @@ def make_program(
             others = sorted({partition for partition, _ in readers} - {rank}) if there != EVERYWHERE else []
             if others or any(at != made_at for at in mine):
                 phase(made_at).outputs.append(value)
-            phase(made_at).sends += [(numbers[value, partition], value, partition) for partition in others]
+            for partition in others:
+                number = numbers[value, partition]
+                phase(made_at).sends.append((number, value, partition))
+                if phases.stages and all(at >= phases.end for reader, at in readers if reader == partition):
+                    phase(made_at).late.add(number)
             for at in mine:
                 if at != made_at:
                     phase(at).inputs.append(value)

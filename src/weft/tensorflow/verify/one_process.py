@@ -213,12 +213,12 @@ class Proof:
 
     # --- in the step ----------------------------------------------------------------------------------------
 
-    def note(self, microbatch: int, items: Sequence[Item], tensors: Sequence[Any]) -> None:
+    def note(self, items: Sequence[Item], tensors: Sequence[Any]) -> None:
         """Keep what is sent to other ranks."""
         if self._running:
             for item, tensor in zip(items, tensors, strict=True):
                 if item.number in self._sent:
-                    self._noted[microbatch, self._sent[item.number]] = tensor
+                    self._noted[item.microbatch, self._sent[item.number]] = tensor
 
     def wanted(self, results: list[list[Any]]) -> list[Any]:
         """Those results of the step, flat, that this rank compares or hands over; of each one all microbatches."""

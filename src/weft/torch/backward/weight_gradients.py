@@ -20,8 +20,9 @@ segment with a reentrant activation checkpoint, which refuses to run where autog
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -231,6 +232,38 @@ def run_all(tasks: Sequence[Task]) -> None:
         for add, parameter in [(task.prepared(), task.parameter) for task in tasks]:
             add()
             announce(parameter)
+
+
+class Gathering(Protocol):
+    """Parameters that replicas share, gathered layer by layer; see ``replicas.sharding.by_unit``."""
+
+    def layer_of(self, parameter: Tensor) -> Any:
+        """The layer that the parameter is gathered with; None for another parameter."""
+        ...
+
+    def add_up(self, layer: Any) -> None:
+        """Reduce-scatter the gradients of a layer."""
+        ...
+
+    def add_up_all(self) -> None:
+        """Reduce-scatter whatever gradients are there."""
+        ...
+
+
+def run_by_layer(gathering: Sequence[Gathering], tasks: Sequence[Task]) -> None:
+    """Call all tasks, and reduce-scatter the gradients of each gathered layer when its own have run."""
+
+    def layer_of(task: Task) -> Any:
+        found = ((each, each.layer_of(task.parameter)) for each in gathering)
+        return next(((each, layer) for each, layer in found if layer is not None), None)
+
+    for found, some in itertools.groupby(tasks, layer_of):
+        run_all(list(some))
+        if found is not None:
+            each, layer = found
+            each.add_up(layer)
+    for each in gathering:
+        each.add_up_all()
 
 
 def take_weights(

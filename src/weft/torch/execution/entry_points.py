@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -23,34 +23,37 @@ import torch
 import torch.utils.checkpoint as checkpoints
 
 from weft.errors import UsageError
-from weft.torch import clip
 from weft.torch.execution.glue import running
 from weft.torch.execution.gradients import root_gradients
 from weft.torch.execution.program import Program
 from weft.torch.execution.thread_settings import AUTOGRAD, backward_taker, going_back, in_step_code, rehearsal
-from weft.torch.optimizer import warn_of_plain_optimizers
-from weft.torch.pytorch import lost_arguments
 from weft.torch.pytorch.private import CHECKPOINT, CHECKPOINT_GENERATOR, FUNCTION, REENTRANT, SCRIPTED, refuse
-from weft.torch.replicas.sync_batch_norm import without_counting
 from weft.torch.session import current
 
 _installed = False
+_second_run: Callable[[], AbstractContextManager[None]] = nullcontext
 _seen = {"checkpoints": 0}
 
 
-def install() -> None:
-    """Put the interceptions in place, once for the process."""
-    global _installed
+def install(
+    replaced: Iterable[tuple[Any, Any]], second_run: Callable[[], AbstractContextManager[None]]
+) -> bool:
+    """True if this call has put the interceptions in place; that happens once for the process.
+
+    ``replaced``: functions of PyTorch, and what stands for them. ``second_run``: around a checkpointed function that
+    runs again.
+    """
+    global _installed, _second_run
     if _installed:
-        return
-    _installed = True
+        return False
+    _installed, _second_run = True, second_run
     _intercept_checkpoints()
     _intercept_functions()
     _intercept_scripted()
     _intercept_backward()
-    for old, new in (*clip.REPLACED, *lost_arguments.REPLACED):
+    for old, new in replaced:
         _replace_everywhere(old, new)
-    warn_of_plain_optimizers()
+    return True
 
 
 def checkpoints_seen() -> int:
@@ -68,22 +71,19 @@ def checkpointing(program: Program) -> Iterator[None]:
         program.checkpointing = before
 
 
-def wrap_without_counting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, for an activation checkpoint that runs it again: BatchNorm has counted the batch already."""
+def run_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, for an activation checkpoint that runs it a second time; see :func:`install`."""
 
     @functools.wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
-        outlines = (
-            [m.outline for m in current.session().models if m.outline] if current.is_initialized() else []
-        )
-        with without_counting([module for outline in outlines for module in outline.normalisers]):
+        with _second_run():
             return function(*args, **kwargs)
 
     return again
 
 
 class Again:
-    """Calls a function: the first time as it is, later by :func:`wrap_without_counting`, on the containers of then."""
+    """Calls a function: the first time as it is, later by :func:`run_again`, on the containers of then."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -95,7 +95,7 @@ class Again:
             return self._function(*args, **kwargs)
         then, named = self._then  # not the tensors: PyTorch may have detached them
         args = tuple(then.get(at, each) for at, each in enumerate(args))
-        return wrap_without_counting(self._function)(*args, **{**kwargs, **named})
+        return run_again(self._function)(*args, **{**kwargs, **named})
 
 
 def _containers(given: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -121,7 +121,7 @@ def _generator(original: Callable[..., Iterator[None]]) -> Callable[..., Iterato
         if glue is None:
             _seen["checkpoints"] += 1
             if args:
-                args = (wrap_without_counting(args[0]), *as_now(args[1:]))
+                args = (run_again(args[0]), *as_now(args[1:]))
             yield from original(*args, **as_now(kwargs))
             return
         refuse(CHECKPOINT)

@@ -32,18 +32,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import capture_gradients, run_autograd
-from weft.torch.backward.weight_gradients import Task, run_all, take_weights
+from weft.torch.backward.weight_gradients import Task, run_by_layer, take_weights
 from weft.torch.execution.replicated import EVERYWHERE, Replicated
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
-from weft.torch.replicas.sharding.by_unit import run_later
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.tensor_parallel.functions import together
+from weft.torch.tensors.shards import gathered, is_shard
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
 
@@ -163,9 +161,9 @@ class Tape:
     def whole(self, value: Value, tensor: Tensor) -> Tensor:
         """The data of a value of this rank. What a unit has left in parts, in a cache say, is put together for that."""
         tensor = value.data(tensor)
-        if isinstance(tensor, DTensor):
+        if is_shard(tensor):
             with self.unseen():
-                value.actual = tensor = together(tensor)
+                value.actual = tensor = gathered(tensor)
         return tensor
 
     def remember(self, value: Value, tensor: Tensor) -> None:
@@ -265,8 +263,7 @@ class Tape:
                 each.add_up_all()
             self.microbatch.completed([])
         else:
-            run = functools.partial(run_later, gathering) if gathering else run_all
-            self.microbatch.completed([functools.partial(run, tasks)])
+            self.microbatch.completed([functools.partial(run_by_layer, gathering, tasks)])
 
     def clear(self) -> None:
         """Forget what was recorded; for a microbatch without a backward pass."""

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.backward.offload import offloading
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
 from weft.torch.calls.call_signature import ONE, scan
@@ -460,7 +459,7 @@ class PlainCall:
 
     def _checkpointed(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run the unit so that an activation checkpoint can run it again."""
-        with offloading():
+        with self.program.pipeline.offload():
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     def _forward_with(self, given: Sequence[Tensor], /, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -69,6 +69,13 @@ def without_counting(modules: Sequence[Any]) -> Iterator[None]:
         for module, momentum, count in before:
             module.momentum = momentum
             tables_of(module)[1][_COUNT] = count
+
+
+def without_counting_again() -> AbstractContextManager[None]:
+    """Around a forward pass that an activation checkpoint runs again: no model's BatchNorm counts the batch twice."""
+    models = current.session().models if current.is_initialized() else []
+    outlines = [model.outline for model in models if model.outline]
+    return without_counting([module for outline in outlines for module in outline.normalisers])
 
 
 class SyncBatchNorm(BatchNorm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,7 @@ class Pipeline:
         gathering: What gathers parameters for each microbatch, by model; empty where none does.
         proof: Notes the numbers of a step that is compared with one process; see ``verify``.
         note: Tells the monitor what this rank does.
+        offload: Around an activation checkpoint: what it keeps is in host memory, if the settings say so.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class Pipeline:
     gathering: list[Any] = field(default_factory=list)
     proof: Any = None
     note: Callable[..., None] = lambda *args: None
+    offload: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @contextmanager
     def backward(self, later: bool = False) -> Iterator[None]:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
 from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_for_whole_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
+from weft.torch.tensors import shards
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
@@ -105,6 +106,9 @@ def together(tensor: Tensor) -> Tensor:
     functions.team.agree(TOGETHER)
     with torch.enable_grad():
         return functions.whole(tensor)
+
+
+shards.register(DTensor, together)
 
 
 def _answering(part: DTensor) -> Functions | None:

@@ -30,12 +30,13 @@ from weft.schedule.action import Action
 from weft.schedule.order import Order
 from weft.torch.backward import weight_gradients
 from weft.torch.calls.stand_ins import stand_in
-from weft.torch.execution.entry_points import install, replace_checkpoint
+from weft.torch.execution.entry_points import replace_checkpoint
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import run_backward
 from weft.torch.execution.program import Program
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.execution.unit_call import attach
+from weft.torch.interceptions import install
 from weft.torch.pytorch import private
 from weft.torch.pytorch.private import REFUSED
 from weft.torch.session.pipeline import Pipeline

@@ -36,9 +36,11 @@ class Way:
         self.done.append(("end",))
         return results
 
-    def receive(self, microbatch, items, specs):
-        assert len(specs) == len(items)
-        return [self._values[microbatch][self._numbers[item.number, item.peer]] for item in items]
+    def exchange(self, sent, tensors, received, specs):
+        assert sent or received
+        self._check_sent(sent, tensors)
+        assert len(specs) == len(received)
+        return [self._values[item.microbatch][self._numbers[item.number, item.peer]] for item in received]
 
     def compute(self, function, inputs, what):
         phase, record = function.phase, self._runnable.record
@@ -50,9 +52,9 @@ class Way:
             inside |= compute(record, number, inside.__getitem__, self._variables)
         return [inside[value] for value in phase.outputs]
 
-    def send(self, microbatch, items, tensors):
+    def _check_sent(self, items, tensors):
         for item, tensor in zip(items, tensors, strict=True):
-            assert tensor == self._values[microbatch][self._numbers[item.number, item.peer]]
+            assert tensor == self._values[item.microbatch][self._numbers[item.number, item.peer]]
             assert (
                 item.name
                 == self._runnable.record.operations[self._numbers[item.number, item.peer].operation].name

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.runtime.turns import Turns
-from weft.torch.backward.weight_gradients import Task, run_all
 from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.pytorch.private import (
     call_of,
@@ -305,7 +304,7 @@ class Units:
 
     @contextmanager
     def backward(self, later: bool) -> Iterator[None]:
-        """Around autograd's run. ``later``: gradients of weights come later, see :meth:`run_later`."""
+        """Around autograd's run. ``later``: gradients of weights come later, see ``weight_gradients.run_by_layer``."""
         self.backwards += 1
         self._later += later
         try:
@@ -342,23 +341,3 @@ class Units:
         self.need(layer)
         assert weight.whole is not None
         return weight.whole.as_strided(view.size, view.stride, view.offset)
-
-
-def run_later(everything: Sequence[Units], tasks: Sequence[Task]) -> None:
-    """Run tasks that the backward pass has left for later, and add up gradients layer by layer."""
-
-    def layer_of(task: Task) -> Layer | None:
-        found = (units.layer_of(task.parameter) for units in everything)
-        return next((layer for layer in found if layer is not None), None)
-
-    waiting = [(layer_of(task), task) for task in tasks]
-    while waiting:
-        layer, some = waiting[0][0], []
-        while waiting and waiting[0][0] is layer:
-            some.append(waiting.pop(0)[1])
-        run_all(some)
-        del some
-        if layer is not None:
-            layer.units.add_up(layer)
-    for units in everything:
-        units.add_up_all()

@@ -27,6 +27,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
 from weft.torch.tensor_parallel.team import TOGETHER, Quiet
+from weft.torch.tensors import shards
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.places import Places
 
@@ -187,6 +188,9 @@ def may_spread() -> bool:
 def plain(tensor: Tensor) -> Tensor:
     """The whole of a spread tensor; anything else as it is."""
     return tensor.whole() if isinstance(tensor, Spread) else tensor
+
+
+shards.register(Spread, plain)
 
 
 def spread_in(tree: Any) -> list[Spread]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.unit.torch.networks import Chain
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.backward import offload
+from weft.torch.session import offload
 
 Init = Callable[..., None]
 
