@@ -1,6 +1,6 @@
-"""The pages of all names: every public name with its signature and the first paragraph of its docstring.
+"""The page of all names: every public name with its signature and the first paragraph of its docstring.
 
-python -m tests.api_page        # writes `docs/api.md` and `docs/api-tensorflow.md` anew
+python -m tests.api_page        # writes `docs/api.md` anew
 
 The sources are read, not imported: no library has to be there, and each version of Python gives the same page.
 """
@@ -64,19 +64,19 @@ GROUPS = (
             "delay_param_initialization", "partition_report",
         ],  # fmt: skip
     ),
-    Group("Watching", "watching.md", ["progress", "log", "on_finding", "recorded_timeline"]),
+    Group("Watching", "jobs.md", ["progress", "log", "on_finding", "recorded_timeline"]),
     Group(
         "Checkpoints",
-        "checkpoints.md",
+        "saving.md#single-saves",
         [
             "save_checkpoint", "finish_checkpoint", "resume_from_checkpoint", "export_checkpoint", "read_model", "save",
             "load",
         ],
     ),
-    Group("Restarts", "restarts.md", ["checkpoints"]),
+    Group("Restarts", "saving.md", ["checkpoints"]),
     Group(
         "Large batches and mixed precision",
-        "large-batches.md",
+        "recipes.md#large-batches",
         [
             "scale_lr", "WarmUp", "correct_momentum", "global_batch_weight", "decay_groups", "shared_sampler",
             "check_loader", "check_batch", "SyncBatchNorm", "convert_sync_batchnorm", "amp: GradScaler",
@@ -84,7 +84,7 @@ GROUPS = (
     ),
     Group(
         "Talking between ranks",
-        "communication.md",
+        "recipes.md#communication",
         [
             "send", "recv_from", "broadcast", "allgather", "barrier", "mp_barrier", "dp_barrier", "CommGroup",
             "RankType", "WORLD", "PP_GROUP", "RDP_GROUP", "DP_GROUP", "MP_GROUP", "TP_GROUP",
@@ -133,18 +133,18 @@ GROUPS_OF_TENSORFLOW = (
         ["partition", "delay_param_initialization", "partition_report"],
         _KERAS,
     ),
-    Group("Watching", "watching.md", ["progress", "log", "on_finding"], _KERAS),
+    Group("Watching", "jobs.md", ["progress", "log", "on_finding"], _KERAS),
     Group(
         "Checkpoints",
-        "checkpoints.md#with-tensorflow",
+        "saving.md#single-saves-of-keras-models",
         ["save_checkpoint", "finish_checkpoint", "resume_from_checkpoint", "CheckpointManager: save restore"],
         _KERAS,
     ),
-    Group("Restarts", "restarts.md#with-tensorflow", ["checkpoints"], _KERAS),
+    Group("Restarts", "saving.md#with-tensorflow", ["checkpoints"], _KERAS),
     Group("Notebooks", "launching.md#from-a-notebook", ["notebook_run"], _KERAS),
     Group(
         "Talking between ranks",
-        "communication.md",
+        "recipes.md#communication",
         [
             "send", "recv_from", "broadcast", "allgather", "barrier", "mp_barrier", "dp_barrier", "CommGroup",
             "RankType", "WORLD", "PP_GROUP", "RDP_GROUP", "DP_GROUP", "MP_GROUP", "TP_GROUP",
@@ -178,10 +178,8 @@ GROUPS_OF_TENSORFLOW = (
         "weft.tensorflow.data_parallel.keras",
     ),
 )  # fmt: skip
-PAGES = {
-    ROOT / "docs" / "api.md": GROUPS,
-    ROOT / "docs" / "api-tensorflow.md": GROUPS_OF_TENSORFLOW,
-}
+PAGE = ROOT / "docs" / "api.md"
+SECTIONS = {"PyTorch": GROUPS, "TensorFlow": GROUPS_OF_TENSORFLOW}
 FRONTENDS = ("weft.torch", "weft.tensorflow")
 """What scripts import as `weft`."""
 
@@ -275,25 +273,34 @@ def _value(shown: str, name: str) -> tuple[str, str]:
     return shown, f"the same as `weft.CommGroup.{name}`."
 
 
-def names(groups: Sequence[Group]) -> str:
-    """The groups as Markdown."""
-    parts = []
-    for group in groups:
-        note = "" if group.module in FRONTENDS else f"From `{group.module}`. "
-        parts.append(
-            f"## {group.title}\n\n{note}Guide: [{group.guide}]({group.guide})\n\n" + "\n".join(items(group))
-        )
+def names() -> str:
+    """All groups as Markdown. What reads as in an earlier section is only named."""
+    parts: list[str] = []
+    told: set[str] = set()
+    for section, groups in SECTIONS.items():
+        parts.append(f"## {section}")
+        for group in groups:
+            note = "" if group.module in FRONTENDS else f"From `{group.module}`. "
+            new = [line for line in items(group) if line not in told]
+            same = [line.split("`")[1].partition("(")[0] for line in items(group) if line in told]
+            if same:
+                new.append(item(0, "`, `".join(same), "as with PyTorch."))
+            parts += [
+                f"### {group.title}",
+                f"{note}Guide: [{group.guide}]({group.guide})",
+                "\n".join(new),
+            ]
+        told |= {line for group in groups for line in items(group)}
     return "\n\n".join(parts)
 
 
-def filled(page: str, groups: Sequence[Group]) -> str:
-    """`page` with the names of its groups between its two comments."""
+def filled(page: str) -> str:
+    """`page` with the names between its two comments."""
     head, start, rest = page.partition(START)
     note, _, old = rest.partition("\n")
     _, end, tail = old.partition(END)
-    return f"{head}{start}{note}\n\n{names(groups)}\n\n{end}{tail}"
+    return f"{head}{start}{note}\n\n{names()}\n\n{end}{tail}"
 
 
 if __name__ == "__main__":
-    for path, its_groups in PAGES.items():
-        path.write_text(filled(path.read_text(encoding="utf-8"), its_groups), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

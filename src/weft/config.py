@@ -110,7 +110,7 @@ class Settings:
     all_reduce: str = _setting(
         "auto",
         Choice(("auto", "direct", "shared", "hierarchical")),
-        "how copies of the model add up gradients, see docs/reduction.md",
+        "how copies of the model add up gradients, see docs/data-parallel.md#algorithms-and-compression",
     )
     compression: str = _setting(
         "", Text(), 'how gradients travel between copies of the model ("int8", say); empty: as they are'
@@ -159,7 +159,7 @@ class Settings:
         False,
         Flag(),
         "two runs give the same bits: nothing is chosen by measured times, and sums have one order, see "
-        "docs/deterministic.md",
+        "docs/settings.md#deterministic",
     )
     checked: Literal["first", "always"] = _setting(
         "first",

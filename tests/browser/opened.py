@@ -1,7 +1,7 @@
 """A page in headless Chromium, which the network is taken from.
 
 Tests that import this are skipped, and counted, where Chromium or Playwright is missing:
-docs/decisions/0009-browser-tests.md.
+docs/design/tests.md.
 """
 
 from __future__ import annotations

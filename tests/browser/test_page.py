@@ -1,6 +1,6 @@
 """The page in headless Chromium, which the network is taken from.
 
-Skipped, and counted, where Chromium or Playwright is missing: docs/decisions/0009-browser-tests.md.
+Skipped, and counted, where Chromium or Playwright is missing: docs/design/tests.md.
 """
 
 from __future__ import annotations

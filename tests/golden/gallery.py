@@ -1,4 +1,4 @@
-"""The pictures of `docs/schedules-gallery.md`: every schedule for four ranks and eight microbatches.
+"""The pictures of `docs/schedules.md`: every schedule for four ranks and eight microbatches.
 
 python -m tests.golden.gallery        # draws them anew
 """
@@ -13,7 +13,7 @@ from weft.schedule import CHUNKS, NAMES, Schedule, make
 from weft.simulate import StageCost, simulate
 from weft.timeline import Timeline
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedules-gallery.md"
+PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 FOLDER = PAGE.parent / "images" / "schedules"
 MS = 1e-3
 DRAWN = tuple(name for name in NAMES if name != "file")

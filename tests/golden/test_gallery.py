@@ -1,4 +1,4 @@
-"""The gallery shows every schedule as it is now."""
+"""The page of schedules shows every schedule as it is now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 def test_picture_is_current_and_shown(name: str):
     kept = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
     assert kept == drawn(name), "if the change is meant, run `python -m tests.golden.gallery` and look"
-    section = TEXT.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    section = TEXT.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
     assert f"![{name}](images/schedules/{name}.svg)" in section
 
 

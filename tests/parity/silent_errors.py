@@ -1,6 +1,6 @@
 """Faults that are silent elsewhere, and of which no other check asks by itself; started by `test_silent_errors.py`.
 
-    silent_errors.py check...       for docs/silent-errors-elsewhere.md
+    silent_errors.py check...       for tests/README.md
 
 Every rank asserts for itself.
 """

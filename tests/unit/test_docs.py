@@ -27,11 +27,20 @@ from tests.parity.tensorflow import jobs
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
 LINKING = sorted(
-    [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+    [
+        *PAGES,
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "tests" / "README.md",
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("benchmarks/**/*.md"),
+    ]
 )
 
 _FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NAMED = re.compile(r"\b(?:docs|tests)/[\w./-]+?\.md(?:#[\w-]+)?")
+MADE_UP = "docs/page.md"
+"""A page that tests of the suite make up."""
 _PROCESSES = re.compile(r"# run: (\d+) processes\n")
 
 
@@ -148,6 +157,28 @@ def test_links_lead_somewhere(page):
         assert found.exists(), f"{page.name} links to {target}"
         if anchor and found.suffix == ".md":
             assert anchor in anchors(found), f"{page.name} links to {target}"
+
+
+def named_pages(text: str) -> list[str]:
+    """Pages, some with a section, that code names in errors, help texts and docstrings."""
+    return _NAMED.findall(text)
+
+
+def test_pages_that_the_code_names_are_there():
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    wrong = []
+    for path in files:
+        for target in {*named_pages(path.read_text(encoding="utf-8"))} - {MADE_UP}:
+            name, _, anchor = target.partition("#")
+            page = ROOT / name
+            if not page.is_file() or (anchor and anchor not in anchors(page)):
+                wrong.append(f"{path.relative_to(ROOT)} names {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pages_are_found_in_code():
+    text = 'see "docs/settings.md#inputs-checked", `docs/design/rooms.md`, docs/safetensors: 1'
+    assert named_pages(text) == ["docs/settings.md#inputs-checked", "docs/design/rooms.md"]
 
 
 def test_the_contents_have_each_page_once():

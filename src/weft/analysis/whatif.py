@@ -23,7 +23,7 @@ class Change:
     """One thing that could be otherwise.
 
     Attributes:
-        name: See `docs/what-if.md`.
+        name: See `docs/report.md`.
         text: What is changed.
         line: What to write for it; empty where no single line does it.
         step_s: What a step would take.

@@ -41,7 +41,7 @@ class PyTorch:
         instance_type: What a host is; only ``local`` and the like mean anything here, others are for the reader.
         distribution: The original's ``distribution``, see :mod:`weft.compat.distribution`.
         hyperparameters: Arguments of the script, ``--name value``, and ``SM_HP_NAME`` in its environment.
-        engine: Who starts the job: ``local``, or another one, see ``docs/launching.md``.
+        engine: Who starts the job: ``local``, or another one, see ``docs/several-hosts.md``.
         hosts: The names of the hosts, for engines that need them.
         source_dir: The folder of the script, in which it runs.
         environment: Variables of the ranks.

@@ -27,7 +27,7 @@ from weft.units import format_bytes
 STOPPED = "not tried: the search was stopped"
 VISIT = 0.02
 """What each stage more on a rank must gain of the step: visits of stages cost more than a trace sees (measured; see
-`docs/decisions/0063-simulated-as-run.md`)."""
+`docs/design/schedules.md`)."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Every rank runs its list in order. In time order of these events:
     3  a rank has run its list: it reduces gradients and runs the optimizer
 
 Since no cost is negative, tensors are sent in the order of time, so that a shared link serves first who
-came first; of two that come at once, the lower rank. `docs/simulation.md` has the formulas.
+came first; of two that come at once, the lower rank. `docs/design/simulation.md` has the formulas.
 """
 
 from __future__ import annotations

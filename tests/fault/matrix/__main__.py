@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--results", type=Path, help="a file of results; rows that passed before are not run again"
     )
-    parser.add_argument("--write", action="store_true", help="write the table of docs/faults.md")
+    parser.add_argument("--write", action="store_true", help="write the table of tests/README.md")
     parser.add_argument("--list", action="store_true", help="print the rows, and run nothing")
     given = parser.parse_args()
     signal.signal(

@@ -1,4 +1,4 @@
-"""The results as the table of docs/faults.md."""
+"""The results as the table of tests/README.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.fault.matrix.table import ENGINES, FAULTS, MOMENTS, Row
 
-PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- made by python -m tests.fault.matrix -->", "<!-- end -->"
 Results = Mapping[Row, tuple[str, float | None]]
 """For each row what was wrong (empty: nothing), and after how many seconds nothing was left."""

@@ -1,4 +1,4 @@
-"""The figures and drawings of docs/schedules.md are those of the schedules."""
+"""The figures of docs/schedules.md are those of the schedules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.schedule.clock import by_kind, draw, run
+from tests.unit.schedule.clock import by_kind, run
 from weft.schedule import CHUNKS, NAMES, in_flight, make
 
 PAGE = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text(encoding="utf-8")
@@ -23,11 +23,6 @@ def line(name: str) -> str:
 @pytest.mark.parametrize("name", CHUNKS)
 def test_figures(name: str):
     assert line(name) in PAGE.splitlines()
-
-
-@pytest.mark.parametrize("name", CHUNKS)
-def test_drawing(name: str):
-    assert f"```text\n{draw(make(name, 4, 8))}\n```" in PAGE
 
 
 @pytest.mark.parametrize("name", NAMES)

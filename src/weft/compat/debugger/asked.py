@@ -32,7 +32,7 @@ IGNORED = {
 """Parameters of the original that change nothing here, and why."""
 INSTEAD = {
     "Overfit": "log both losses, and compare them in TensorBoard",
-    "Overtraining": "log the validation loss, and stop by it (docs/metrics-and-averages.md)",
+    "Overtraining": "log the validation loss, and stop by it (docs/recipes.md#early-stopping)",
     "StalledTrainingRule": "weft ends a job whose ranks stand still: the settings heartbeat_timeout, wait_timeout",
     "PoorWeightInitialization": "VanishingGradient, ExplodingGradient and LossNotDecreasing come nearest",
     "WeightUpdateRatio": "log the ratio, if the loop knows it",

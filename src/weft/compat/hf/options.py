@@ -15,7 +15,7 @@ from weft.errors import ConfigError
 log = logging.getLogger("weft")
 
 OLDEST = "4.40"
-"""The oldest transformers whose Trainer works; docs/versions.md says which ones are tested."""
+"""The oldest transformers whose Trainer works; tests/README.md says which ones are tested."""
 OVERLAP = 2
 """Microbatches for each partition where nobody says how many: with less, partitions wait for each other."""
 

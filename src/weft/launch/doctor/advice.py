@@ -13,6 +13,7 @@ from weft.launch.doctor.stream import USUAL_PORT
 
 LEAST_SHARED = 1 << 30
 LEAST_FILES = 4096
+COMPRESSION = "docs/data-parallel.md#algorithms-and-compression"
 LEAST_BYTES_PER_S = 100e6
 USED = f"{USUAL_PORT} (torchrun), {PORTS.start} to {PORTS.stop - 1} (mpirun, srun), and what the system gives"
 ODD_BYTES = 24
@@ -140,7 +141,7 @@ def _of_link(link: Link) -> Iterator[Finding]:
             yield Finding(pair, "network", text, _smaller("what the path takes"))
         return
     slow = passed.bytes_per_s < LEAST_BYTES_PER_S
-    advice = "keep a pipeline on one host, and compress gradients: docs/reduction.md" if slow else ""
+    advice = f"keep a pipeline on one host, and compress gradients: {COMPRESSION}" if slow else ""
     yield Finding(pair, "network", f"{passed.bytes_per_s / 1e6:,.0f} MB/s", advice)
     if 0 < passed.packet_bytes < passed.mtu_bytes - ODD_BYTES:
         text = (

@@ -1,6 +1,6 @@
 """TensorFlow's tensors to and from the network, which moves torch tensors: the same memory under two names.
 
-See ``docs/decisions/0096-tensors-of-a-second-framework.md``. TensorFlow ends the process when memory that it takes over
+See ``docs/design/messages.md``. TensorFlow ends the process when memory that it takes over
 is not aligned to 64 bytes; what arrives by a channel is (``weft.transport.channel.ALIGNMENT``), and is looked at here.
 """
 

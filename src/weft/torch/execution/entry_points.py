@@ -6,7 +6,7 @@ checkpoint glue runs as usual, and every *unit* called in it is checkpointed by 
 ``torch.autograd.Function`` or a scripted function in glue is an operation like any other: it runs where its newest
 argument is.
 
-Outside of glue they are what they were. See ``docs/decisions/0004-intercepted-entry-points.md``.
+Outside of glue they are what they were. See ``docs/design/execution.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 This is stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1), with whole parameters instead of slices of
 a flat tensor. So every optimizer of ``torch.optim`` computes the same as without sharding, also one that looks at a
-whole parameter (LAMB, Adafactor). See ``docs/decisions/0050-shares-of-whole-parameters.md``.
+whole parameter (LAMB, Adafactor). See ``docs/design/sharding.md``.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from weft.transport.loopback import LoopbackChannel, connect
 log = logging.getLogger("weft")
 
 TESTED = "2.11", "2.15"
-"""The oldest and the newest PyTorch that all tests have passed on; see docs/versions.md."""
+"""The oldest and the newest PyTorch that all tests have passed on; see docs/assumptions.md."""
 LIMIT_S = 10.0
 CPU = torch.device("cpu")
 

@@ -87,7 +87,8 @@ def test_hosts_that_differ_and_links_that_are_slow_or_closed():
         "same path there",
         "all: torch: they differ: 2.13.0 on node1, 2.12.0 on node2; install the same on all",
         "all: GPUs: they differ: 2 on node1, 1 on node2; all hosts get equally many ranks: those of the smallest",
-        "node2 to node1: network: 20 MB/s; keep a pipeline on one host, and compress gradients: docs/reduction.md",
+        "node2 to node1: network: 20 MB/s; keep a pipeline on one host, and compress gradients: "
+        "docs/data-parallel.md#algorithms-and-compression",
         "node1 to node2: network: 10.0.0.2: refused; open the ports of node2 to node1",
     ]
 

@@ -9,7 +9,7 @@ cut along its first dim that the number of sharers divides; one without such a d
 mark of a part (see :mod:`weft.torch.tensor_parallel.cuts`), by which norms, states and checkpoints find the rest.
 
 All sharers gather in the order of the model's parameters, before the first microbatch. So nothing depends on the order
-in which microbatches run. See ``docs/decisions/0123-whole-in-a-step.md``. What the settings want gathered for each
+in which microbatches run. See ``docs/design/sharding.md``. What the settings want gathered for each
 microbatch instead is left to ``by_unit``.
 """
 

@@ -10,7 +10,7 @@ which one it is, by ``saved_tensors_hooks``, and asks when the backward pass com
 gathered memory keeps it, with the right numbers in it, and nothing that is read can be out of date.
 
 A parameter stays the same object. While it is given back it has its shape, but every number in it is NaN, and modules
-refuse to hand it out. See ``docs/decisions/0129-gathered-for-each-microbatch.md``.
+refuse to hand it out. See ``docs/design/sharding.md``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group*
 of that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
 Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states, checkpoints) is whole and
-plain. Parameters without dimensions stay as they are. See ``docs/decisions/0051-sharded-parameters-on-fsdp2.md``.
+plain. Parameters without dimensions stay as they are. See ``docs/design/sharding.md``.
 """
 
 from __future__ import annotations
