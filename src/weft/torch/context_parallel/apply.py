@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator
-from importlib import import_module
 from types import MethodType
 from typing import Any
 
@@ -192,9 +191,6 @@ def cut_sequences(
     regions = {name: dim for name, dim in sequences.regions.items() if not _is_region(modules[name])}
     if not regions:
         return None
-    import_module(
-        "torch.nn.attention.bias"
-    )  # before any mode is on; it loads torch._dynamo, which few jobs need
     take_plain_for_whole()
     team = Sharers.of(group, rank, sequences.size, device)
     assert isinstance(team, Sharers)

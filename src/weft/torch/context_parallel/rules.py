@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.attention.bias import causal_lower_right
 
 from weft.torch.pytorch.private import no_dispatch_modes
 from weft.torch.pytorch.torch_functions import METADATA, named
@@ -143,8 +144,6 @@ def _causal(
     key, value = key[..., : first + count, :], value[..., : first + count, :]
     mask = None
     if first:  # the first ones' keys are a square
-        from torch.nn.attention.bias import causal_lower_right  # `apply` has loaded it, outside of all modes
-
         with no_dispatch_modes():  # inside of which this kind of tensor cannot be made
             mask = causal_lower_right(count, first + count)
     result: Tensor = func(query, key, value, attn_mask=mask, is_causal=not first, **given)

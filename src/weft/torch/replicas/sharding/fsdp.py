@@ -13,6 +13,7 @@ from collections import Counter
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
@@ -26,10 +27,6 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
         What compares the order in which replicas use their layers; and the names of parameters without dimensions,
         which FSDP2 does not take: they stay whole, and nobody averages their gradients by now.
     """
-    from torch.distributed.fsdp import (
-        fully_shard,
-    )  # it takes a tenth of a second, and few jobs share parameters
-
     mesh = _mesh(session)
     scalars = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.dim()}
     names = {part: name for name, part in module.named_modules()}
