@@ -19,7 +19,7 @@ from benchmarks.turns.driver import compare
 from benchmarks.turns.figures import figures, shown, wrong_gradients
 
 YARDSTICK = "one-process"
-DEFAULT = ",".join([YARDSTICK, *PEERS, "weft", "weft-simple", "weft-memory"])
+DEFAULT = ",".join([YARDSTICK, *PEERS, "weft", "weft-gpipe", "weft-memory"])
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -20,7 +20,7 @@ from benchmarks.turns.figures import by_turns, figures, ratio, shown, wrong_grad
 from benchmarks.turns.samples import Record
 
 YARDSTICK = "one-process"
-OURS = ["weft-interleaved", "weft-looped", "weft-zb_h1", "weft-zb_v", "weft-auto", "weft-auto-mkl"]
+OURS = ["weft-1f1b", "weft-interleaved_1f1b", "weft-zb_h1", "weft-zbv", "weft-auto", "weft-auto-mkl"]
 MICROBATCHES = [4, 8, 16]
 TARGET = 0.95
 """Of the step of the peer's best schedule, for `weft-auto`."""

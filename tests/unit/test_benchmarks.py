@@ -14,6 +14,9 @@ from torch import nn
 
 from benchmarks.balance.by_hand import equal_blocks
 from benchmarks.balance.models import MODELS
+from benchmarks.contenders import CONTENDERS
+from benchmarks.pipeline import __main__ as pipeline
+from benchmarks.schedules import __main__ as schedules
 from benchmarks.schedules.__main__ import compared, verdict
 from benchmarks.turns.driver import largest_difference
 from benchmarks.turns.figures import by_turns, ratio, seconds
@@ -23,7 +26,7 @@ from tests.long import one_day_in, one_in
 ROOT = Path(__file__).parents[2]
 RUNS = {
     "pipeline": ["--contenders", "weft"],
-    "schedules": ["--contenders", "dualpipev,weft-zb_v,weft-auto", "--microbatches", "4"],
+    "schedules": ["--contenders", "dualpipev,weft-zbv,weft-auto", "--microbatches", "4"],
     "balance": ["--models", "gpt-50k"],
     "data_parallel": ["--contenders", "ddp-weft,weft", "--ranks", "3"],
     "overhead": [],
@@ -65,6 +68,11 @@ def test_it_runs(name: str, tmp_path: Path):
 def test_it_prints_its_table(name: str):
     options, row = OTHERS[name]
     assert row in run(name, options)
+
+
+def test_the_contenders_that_run_by_default_are_there():
+    named = {*schedules.OURS, *schedules.PEERS, *pipeline.DEFAULT.split(",")}
+    assert named - CONTENDERS.keys() == set()
 
 
 def test_without_namespaces_the_slow_network_is_skipped():
