@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from weft.analysis.run import Facts, Run, Sample, Step, Unit
 from weft.plan.measured.planned import Planned
 from weft.schedule import make
-from weft.simulate import Links, Simulation, StageCost, as_run, simulate
+from weft.simulate import Links, Simulation, StageCost, executed_order, simulate
 from weft.timeline import WORK, Span, Timeline
 from weft.topology.cluster import Link
 
@@ -110,7 +110,9 @@ class Recorded:
         made = make(self.schedule, ranks=self.partitions, microbatches=self.microbatches)
         links = Links.uniform(Link(name="wire", latency_s=self.transfer_s))
         costs = self._costs(replica, step)
-        order = as_run(made.ranks, made.rank_of_stage, costs, links) if self.ready_first else made.ranks
+        order = (
+            executed_order(made.ranks, made.rank_of_stage, costs, links) if self.ready_first else made.ranks
+        )
         return simulate(order, made.rank_of_stage, costs, links)
 
     def _add(

@@ -24,8 +24,8 @@ from weft.machines.host import Machines
 from weft.machines.machine_file import host_from_json
 from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.search import Found, Plan, search
+from weft.plan.parallelism.supported_layouts import cannot
 from weft.plan.parallelism.traced import traced_search
-from weft.plan.parallelism.weft_today import cannot
 
 CLOSE, RIGHT = 0.05, 0.10
 SAMPLES = 2

@@ -26,7 +26,7 @@ from benchmarks.gpt import GPTConfig
 from weft.graph.model import Graph
 from weft.graph.sizes import Sizes
 from weft.plan.parallelism.job import Division
-from weft.plan.parallelism.weft_today import settings
+from weft.plan.parallelism.supported_layouts import settings
 
 NAMES = ("gpt", *MODELS)
 BATCH = 16

@@ -17,10 +17,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from weft.reduce.all_reduce_queue import AllReduceQueue
 from weft.reduce.choice import choose
 from weft.reduce.collective import Work
 from weft.reduce.compression import make
-from weft.reduce.lane import Lane
 
 HOSTS = ["a", "a", "b", "b"]
 INT8 = 1 + 4 / 256
@@ -43,7 +43,7 @@ def hook(name: str) -> Callable[[Any, Any], Any] | None:
     if name == "ddp fp16":
         return lambda state, bucket: fp16_compress_hook(None, bucket)
     _, algorithm, *spec = name.split()
-    lane = Lane(choose(dist.group.WORLD, algorithm, hosts=HOSTS), make(spec[0]) if spec else None)
+    lane = AllReduceQueue(choose(dist.group.WORLD, algorithm, hosts=HOSTS), make(spec[0]) if spec else None)
     thread = ThreadPoolExecutor(1)
 
     def wait(work: Work, flat: torch.Tensor, future: torch.futures.Future[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from weft.foreign import MOST_RANKS
+from weft.untrusted import MOST_RANKS
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole, WholeOrWord
 from weft.errors import ConfigError, FormatError, UsageError
-from weft.foreign import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 from weft.schedule.table import KINDS, SECOND_NAMES, named
+from weft.untrusted import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""

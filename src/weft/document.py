@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from weft.errors import FormatError
-from weft.foreign import LARGEST, cut, listed, parse_json, shown, shown_text
+from weft.untrusted import LARGEST, cut, listed, parse_json, shown, shown_text
 
 _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 

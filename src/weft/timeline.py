@@ -10,7 +10,7 @@ from itertools import groupby
 
 from weft.document import Document
 from weft.errors import FormatError, UsageError
-from weft.foreign import MOST_RANKS
+from weft.untrusted import MOST_RANKS
 
 VERSION = 1
 WORK = ("F", "B", "I", "W")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 
 from weft.errors import FormatError
-from weft.foreign import LARGEST, shown_text
+from weft.untrusted import LARGEST, shown_text
 
 BYTES: Mapping[str, int] = {
     "B": 1,

@@ -18,8 +18,8 @@ from weft.cli.plan.page import report_of
 from weft.cli.plan.text import as_json
 from weft.plan.parallelism.answer import Answer
 from weft.report.plan.page import plan_page
+from weft.terminal_text import LINES, visible
 from weft.units import format_bytes, format_seconds
-from weft.visible import LINES, visible
 
 
 @pytest.fixture

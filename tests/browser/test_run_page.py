@@ -16,12 +16,12 @@ from tests.unit.report.run.reports import EXPECTED, HOSTILE, MS, hostile, made, 
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
-from weft.report.run import beside, step_tables
+from weft.report.run import comparison_tables, step_tables
+from weft.report.run.labels import sentence
 from weft.report.run.page import run_page, sections
 from weft.report.run.report import Report
-from weft.report.run.words import sentence
+from weft.terminal_text import LINES, visible
 from weft.timeline import Span, Timeline
-from weft.visible import LINES, visible
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_analysis(opened: Callable[..., Opened], usual:
     found = opened(usual)
     assert rows(found, "parts") == [[*row] for row in step_tables.parts(usual).rows]
     assert usual.plan is not None
-    assert rows(found, "plan") == [[*row] for row in beside.planned(usual.plan)[0].rows]
+    assert rows(found, "plan") == [[*row] for row in comparison_tables.planned(usual.plan)[0].rows]
     assert usual.plan.text in found.page.text_content("#plan")
     assert rows(found, "waits") == [[*row] for row in step_tables.waits(usual).rows]
     verdict = found.page.locator("#verdict")

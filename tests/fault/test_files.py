@@ -13,7 +13,7 @@ import pytest
 
 from tests.launching import SOURCE, Running, started
 from tests.long import one_in
-from weft.watch.files.told import Standing
+from weft.watch.files.blocked_ranks import Standing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux shows in what a process stands")
 WHO = r"weft: rank {} on \S+ \(pid \d+\) "

@@ -27,11 +27,11 @@ from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.parameters import read as read_parameters
 from weft.config import resolve
 from weft.errors import WeftError
-from weft.foreign import read_text
 from weft.launch.discovery import discover
 from weft.profiler.foreign_traces import read_traces
 from weft.profiler.live.following import Follower
 from weft.profiler.reading import read_recording, read_run
+from weft.untrusted import read_text
 
 
 class FaultError(Exception):

@@ -15,7 +15,7 @@ from tests import slurm
 from tests.fault.matrix.strike import losses, undisturbed
 from tests.launching import ROOT, _environ
 from tests.long import one_day_in
-from weft.launch.journal.told import read
+from weft.launch.journal.job_status import read
 
 JOB = ROOT / "tests" / "fault" / "workers" / "struck.py"
 pytestmark = pytest.mark.skipif(bool(slurm.why_not()), reason=f"no Slurm: {slurm.why_not()}")

@@ -19,15 +19,15 @@ import torch.distributed as dist
 import weft.torch as weft
 from tests.parity.compare import device
 from tests.parity.registry import Checks
+from weft.reduce.all_reduce_queue import AllReduceQueue
+from weft.reduce.channels import Tracks
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
 from weft.reduce.exchange import Exchange, GroupExchange
 from weft.reduce.hierarchical import Hierarchical
-from weft.reduce.lane import Lane
-from weft.reduce.parts import Parts
+from weft.reduce.shard_collectives import Parts
 from weft.reduce.shared import HostMemory, SharedMemory
-from weft.reduce.tracks import Tracks
 
 CHECKS = Checks()
 # The spec, the largest difference of one update relative to the largest value, and whether errors are fed back.
@@ -353,7 +353,7 @@ def lanes() -> None:
     if two_hosts():
         collective = choose(world(), "hierarchical", hosts=two_hosts()[0], device=device())
     for spec in ("int8", "fp16", "topk:ratio=0.5", None):
-        lane = Lane(collective, make(spec) if spec else None)
+        lane = AllReduceQueue(collective, make(spec) if spec else None)
         sizes = [2_400_001, 5, 600_001]
         given = [values(numel, salt=numel) for numel in sizes]
         for _ in range(2):

@@ -31,7 +31,7 @@ from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
 from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensor_parallel.functions import Functions
-from weft.torch.tensor_parallel.team import Team
+from weft.torch.tensor_parallel.shard_group import ShardGroup
 
 CHECKS = Checks()
 CHECKS.given = given = in_parts.given
@@ -257,22 +257,22 @@ class Sent:
 
     def __enter__(self) -> Sent:
         self.bytes: dict[str, float] = {}
-        self._before = {name: getattr(Team, name) for name in ("gather", "add_up", "add_up_parts")}
+        self._before = {name: getattr(ShardGroup, name) for name in ("gather", "add_up", "add_up_parts")}
         for name, rounds in (("gather", 0), ("add_up", 2), ("add_up_parts", 1)):
-            setattr(Team, name, self._counting(name, rounds))
+            setattr(ShardGroup, name, self._counting(name, rounds))
         return self
 
     def _counting(self, name: str, rounds: int) -> Any:
-        def counted(team: Team, tensor: Tensor, *how: Any) -> Any:
-            share = rounds * (team.size - 1) / team.size if rounds else team.size - 1
+        def counted(shard_group: ShardGroup, tensor: Tensor, *how: Any) -> Any:
+            share = rounds * (shard_group.size - 1) / shard_group.size if rounds else shard_group.size - 1
             self.bytes[name] = self.bytes.get(name, 0) + share * tensor.nbytes
-            return self._before[name](team, tensor, *how)
+            return self._before[name](shard_group, tensor, *how)
 
         return counted
 
     def __exit__(self, *_: object) -> None:
         for name, method in self._before.items():
-            setattr(Team, name, method)
+            setattr(ShardGroup, name, method)
 
 
 @CHECKS.check

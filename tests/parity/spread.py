@@ -30,9 +30,9 @@ from weft.torch.replicas.whole_tensors import whole
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.cuts import part_sizes
-from weft.torch.tensor_parallel.spread import Spread, Together, plain, spread
-from weft.torch.tensor_parallel.team import Team
-from weft.torch.tensors.places import Places
+from weft.torch.tensor_parallel.shard_group import ShardGroup
+from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, Together, plain, spread
+from weft.torch.tensors.shard_positions import Places
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -147,8 +147,8 @@ class Counted:
         self.sizes: list[int] = []
         self._before = Together.forward
 
-        def forward(ctx: Any, part: Tensor, team: Any, along: int, places: Places) -> Tensor:
-            result = self._before(ctx, part, team, along, places)
+        def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
+            result = self._before(ctx, part, shard_group, along, places)
             self.sizes.append(result.shape[-1])
             return result
 
@@ -294,7 +294,7 @@ def scores_that_are_asked_for_are_whole() -> None:
         job.compare([words_batch(step) for step in range(2)])
         assert job.splits().notes["head"] == note, job.splits().text()
         for each in job.step(job.model, words_batch(9)):
-            assert not any(isinstance(one, Spread) for one in each.outputs)
+            assert not any(isinstance(one, ShardedActivation) for one in each.outputs)
 
 
 @CHECKS.check
@@ -366,9 +366,9 @@ def tokens_in_parts_take_less_memory() -> None:
     assert kept[1] < 0.75 * kept[0], kept
 
 
-def team() -> Team:
+def shard_group() -> ShardGroup:
     weft.init({"partitions": given.partitions, "microbatches": 1})
-    return Team.of(current.session().tensor_group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
+    return ShardGroup.of(current.session().tensor_group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
 
 
 class Squared(torch.autograd.Function):
@@ -465,7 +465,7 @@ ON_POSITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @CHECKS.check
 def functions_give_what_they_give_for_the_whole() -> None:
-    ranks = team()
+    ranks = shard_group()
     ends = Places.dealt(6, 3) if ranks.size == 3 else Places.dealt(8, 2).taken(1, 7)
     behind = {along: Places.behind(part_sizes(NUMBERS.shape[along], ranks.size)) for along in (1, 2)}
     for along, places, functions in (
@@ -495,7 +495,7 @@ def functions_give_what_they_give_for_the_whole() -> None:
 
 @CHECKS.check
 def losses_take_few_bytes_and_16_bits() -> None:
-    ranks = team()
+    ranks = shard_group()
     places = Places.behind(part_sizes(7, ranks.size))
     scores = spread(places.own(NUMBERS, -1, ranks.rank), ranks, -1, places)
     with Counted() as counted:
@@ -519,7 +519,7 @@ def losses_take_few_bytes_and_16_bits() -> None:
 
 @CHECKS.check
 def what_parts_cannot_do_is_an_error() -> None:
-    ranks = team()
+    ranks = shard_group()
     places = Places.behind(part_sizes(7, ranks.size))
     part = places.own(NUMBERS.requires_grad_() * 1, -1, ranks.rank).contiguous()
     scores = spread(part, ranks, -1, places)

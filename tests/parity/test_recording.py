@@ -10,7 +10,7 @@ import pytest
 
 from tests.launching import run_ranks
 from weft.analysis.analysis import Analysis
-from weft.analysis.plan.beside import beside_plan
+from weft.analysis.plan.comparison import beside_plan
 from weft.cli.main import main
 from weft.machines.catalogue import cpu
 from weft.machines.machine_file import host_to_json

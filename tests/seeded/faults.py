@@ -126,8 +126,8 @@ FAULTS = (
         "reads true in a damaged file as the number 1",
     ),
     Fault(
-        "foreign",
-        "foreign.py",
+        "untrusted",
+        "untrusted.py",
         '    text = str(path).encode(errors="backslashreplace").decode()\n',
         "    text = str(path)\n",
         "fails to print an error about a file whose name is no UTF-8",
@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "launch/running",
-        "launch/running/again.py",
+        "launch/running/restart_loop.py",
         "    if len(left) < job.least_hosts:\n",
         "    if len(left) <= job.least_hosts:\n",
         "ends a job that has exactly as many hosts left as --min-hosts asks for",
@@ -474,7 +474,7 @@ FAULTS = (
     ),
     Fault(
         "torch/tensor_parallel/experts",
-        "torch/tensor_parallel/experts/parts.py",
+        "torch/tensor_parallel/experts/sharded_experts.py",
         "sums.index_add(0, rows, exact * 0 if nothing else exact)",
         "sums.index_add(0, rows, exact)",
         "adds a result of an expert that was not chosen, on a rank to whose experts no token goes",

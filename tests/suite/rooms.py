@@ -63,7 +63,10 @@ MORE: dict[str, tuple[str, ...]] = {
     "torch/step": (BEHAVIOUR, "tests/unit/torch/test_two_ranks.py"),
     "torch/tensor_parallel": ("tests/parity/test_in_parts.py",),
     "torch/tensor_parallel/experts": ("tests/parity/test_experts.py", "tests/unit/torch/tensor_parallel"),
-    "torch/tensor_parallel/spread": ("tests/parity/test_spread.py", "tests/unit/torch/tensor_parallel"),
+    "torch/tensor_parallel/sharded_activations": (
+        "tests/parity/test_spread.py",
+        "tests/unit/torch/tensor_parallel",
+    ),
     "torch/trace": (BEHAVIOUR,),
     "torch/verify": ("tests/parity/test_verify.py",),
     "transport": ("tests/parity/test_together.py",),

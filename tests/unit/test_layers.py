@@ -16,10 +16,10 @@ ROOT = Path(weft.__file__).parent
 
 CORE = (
     ("errors",),
-    ("foreign",),
+    ("untrusted",),
     ("units",),
-    ("visible",),
-    ("imported",),
+    ("terminal_text",),
+    ("import_hooks",),
     ("document",),
     ("checks",),
     ("schedule",),
@@ -63,7 +63,7 @@ ROOMS = {
 MAY_USE = {
     "torch": {
         "pytorch": {"errors", "transport"},
-        "tensors": {"communication", "errors", "foreign", "session", "transport"},
+        "tensors": {"communication", "errors", "untrusted", "session", "transport"},
         "calls": {"errors"},
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",
@@ -72,26 +72,27 @@ MAY_USE = {
         "backward": {"errors"},
         "tensor_parallel": {"errors", "reduce", "topology"},
         "context_parallel": {"errors"},
-        "replicas": {"errors", "imported", "reduce", "runtime", "session", "transport"},
+        "replicas": {"errors", "import_hooks", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},
-        "placed": {"errors", "foreign", "graph", "partition", "report", "session"},
+        "placed": {"errors", "untrusted", "graph", "partition", "report", "session"},
         "verify": {"errors", "runtime", "schedule", "session", "transport"},
         "split": {
-            "analysis", "config", "errors", "foreign", "graph", "partition", "plan", "report", "runtime", "schedule",
+            "analysis", "config", "errors", "untrusted", "graph", "partition", "plan", "report", "runtime", "schedule",
             "session", "simulate", "timeline", "topology", "transport", "units",
         },
-        "checkpoint": {"checkpoint", "communication", "document", "errors", "foreign", "session"},
+        "checkpoint": {"checkpoint", "communication", "document", "errors", "untrusted", "session"},
     },
     "tensorflow": {
         "private": set(),
         "tensors": {"errors", "session"},
         "session": {"communication", "errors", "session", "transport"},
         "trace": {"errors"},
-        "checkpoint": {"checkpoint", "errors", "foreign", "session"},
+        "checkpoint": {"checkpoint", "errors", "untrusted", "session"},
         "replicas": {"errors", "reduce", "session", "transport"},
         "split": {
-            "config", "errors", "foreign", "graph", "partition", "plan", "schedule", "session", "simulate", "topology",
+            "config", "errors", "graph", "partition", "plan", "schedule", "session", "simulate", "topology",
+            "untrusted",
         },
         "execution": {
             "analysis", "config", "errors", "partition", "plan", "report", "runtime", "schedule", "session",
@@ -302,5 +303,9 @@ def test_only_recordings_ask_what_time_it_is() -> None:
         and ast.unparse(node) in ("time.time", "datetime.now", "datetime.datetime.now")
     }
     doctor = {"weft.launch.doctor.facts", "weft.launch.doctor.remote"}  # how far clocks of hosts are apart
-    told = {"weft.watch.files.told", "weft.watch.statement", "weft.watch.values"}  # in files that others read
+    told = {
+        "weft.watch.files.blocked_ranks",
+        "weft.watch.statement",
+        "weft.watch.values",
+    }  # in files that others read
     assert asked <= {"weft.profiler.clock", *told, *doctor}

@@ -116,7 +116,7 @@ def test_a_heart_of_the_source_is_seen_from_far_away():
 def test_a_room_has_tests():
     found = {room: of_room(room) for room in rooms()}
     assert [path for paths in found.values() for path in paths if not (ROOT / path).exists()] == []
-    assert {room for room, paths in found.items() if len(paths) < 2} == {"checks", "imported"}, (
+    assert {room for room, paths in found.items() if len(paths) < 2} == {"checks", "import_hooks"}, (
         "only doctests"
     )
 

@@ -122,7 +122,7 @@ def _serve_flavour(flavour: str, life: int, door: socket.socket) -> None:
 def _launch(request: Mapping[str, Any], output: Sequence[int]) -> object:
     """The launcher's process: `weft`, whose ranks are forked; or a script."""
     from weft.cli.main import main
-    from weft.launch.running.here import Here
+    from weft.launch.running.local_ranks import Here
 
     os.setsid()
     for target, descriptor in enumerate(output, start=1):

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from weft.foreign import cut
-from weft.visible import visible
+from weft.terminal_text import visible
+from weft.untrusted import cut
 
 LONGEST = 240
 """Characters of a line to write that are shown."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from weft.check.syntax import assignments, dotted, imports, keyword, last_name
 from weft.config import ALIASES
 from weft.errors import FormatError
-from weft.foreign import read_text, reason, shown_path, shown_text, translated
+from weft.untrusted import read_text, reason, shown_path, shown_text, translated
 
 LIMIT_BYTES = 1 << 19
 """Bytes of a script that are read."""

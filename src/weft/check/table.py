@@ -11,7 +11,7 @@ from weft.check import gradients, habits, loaders, model, reads, saving, world
 from weft.check.finding import Finding, Grade
 from weft.check.script import Given, Script, read_script
 from weft.check.training import Training
-from weft.foreign import shown_path, translated
+from weft.untrusted import shown_path, translated
 
 Rule = Callable[[Script, Training], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weft.checkpoint.find import Found, faults, in_order, look, ownership, saves
 from weft.checkpoint.save import Job, Saves, meet
 from weft.errors import CheckpointError, WeftError
-from weft.foreign import translated
+from weft.untrusted import translated
 
 log = logging.getLogger("weft")
 

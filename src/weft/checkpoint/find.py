@@ -15,7 +15,7 @@ from weft.checkpoint.names import DONE, INDEX, NEWEST, check_tag, open_inside, r
 from weft.checkpoint.shard import check_range
 from weft.document import Document
 from weft.errors import CheckpointError, FormatError, UsageError
-from weft.foreign import parse_json
+from weft.untrusted import parse_json
 
 log = logging.getLogger("weft")
 

@@ -27,7 +27,7 @@ from weft.checkpoint.find import saves
 from weft.checkpoint.index import Index
 from weft.checkpoint.names import DONE, INDEX, LOCK, NEWEST, SAVING, folder_name
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import LARGEST, excess
+from weft.untrusted import LARGEST, excess
 
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL)
 

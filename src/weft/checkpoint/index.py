@@ -15,7 +15,7 @@ from typing import Any
 from weft.checkpoint.names import check_tag, is_safe
 from weft.document import Document
 from weft.errors import FormatError, UsageError
-from weft.foreign import LARGEST, MOST_DIMS, TEXT_LIMIT_BYTES, shown, shown_text
+from weft.untrusted import LARGEST, MOST_DIMS, TEXT_LIMIT_BYTES, shown, shown_text
 
 KIND, VERSION = "checkpoint", 1
 LIMIT_BYTES = TEXT_LIMIT_BYTES

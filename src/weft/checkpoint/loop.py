@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 from weft.checkpoint.names import check_path
 from weft.checkpoint.stop import GO_ON, Stop
 from weft.errors import UsageError
-from weft.foreign import shown
 from weft.launch.environ import TRIAL
+from weft.untrusted import shown
 
 _Batch = TypeVar("_Batch")
 _Self = TypeVar("_Self", bound="Loop")

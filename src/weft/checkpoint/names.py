@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import read_limited, shown, translated
+from weft.untrusted import read_limited, shown, translated
 
 NEWEST = "newest"
 LOCK = ".lock"

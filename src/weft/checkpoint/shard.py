@@ -20,7 +20,7 @@ from typing import Any
 from weft.checkpoint.index import ITEM_BYTES, Entry, Index, Shard
 from weft.checkpoint.names import open_inside
 from weft.errors import CheckpointError
-from weft.foreign import shown_text
+from weft.untrusted import shown_text
 
 HEADER_LIMIT_BYTES = 100_000_000
 _CHUNK_BYTES = 4 << 20

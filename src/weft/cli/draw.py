@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST, read_file, shown_path, translated
 from weft.profiler.reading import read_recording
 from weft.report.chrome import chrome_trace
 from weft.report.holistic import rank_traces
@@ -20,6 +19,7 @@ from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.timeline import Timeline
 from weft.units import format_bytes
+from weft.untrusted import LARGEST, read_file, shown_path, translated
 
 _EXAMPLES = """\
 examples:

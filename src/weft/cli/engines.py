@@ -21,7 +21,6 @@ from weft.cli.jobs.followed import follow
 from weft.cli.machine import count
 from weft.config import Settings
 from weft.errors import LaunchError
-from weft.foreign import read_text, shown_text, translated, whole
 from weft.launch.engines.described import FORMS
 from weft.launch.engines.mpirun import HANDED_ON
 from weft.launch.engines.plan import Plan
@@ -32,6 +31,7 @@ from weft.launch.journal.journal import Journal, Nowhere
 from weft.launch.running import engine
 from weft.launch.running.job import Host
 from weft.launch.started import sky
+from weft.untrusted import read_text, shown_text, translated, whole
 from weft.watch.statement import FOLDER
 
 IN_CONTAINERS = ("kubernetes", "skypilot")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.foreign import read_file
 from weft.graph import Graph, read_profile
+from weft.untrusted import read_file
 
 
 def read_graph(path: str) -> Graph:

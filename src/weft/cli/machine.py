@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from weft.errors import ConfigError
-from weft.foreign import MOST_ACTIONS, MOST_RANKS, MOST_STAGES, shown_text, whole
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Cluster, Link
+from weft.untrusted import MOST_ACTIONS, MOST_RANKS, MOST_STAGES, shown_text, whole
 
 T = TypeVar("T")
 

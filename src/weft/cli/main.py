@@ -17,8 +17,8 @@ from weft.cli.jobs import logs, status, stop
 from weft.cli.live import top
 from weft.cli.plan import storage, tune
 from weft.errors import WeftError
-from weft.foreign import cut
-from weft.visible import LINES, keep_log_visible, visible
+from weft.terminal_text import LINES, keep_log_visible, visible
+from weft.untrusted import cut
 
 LONGEST = 1800
 """Characters of an error that are printed; more of them come from what was given."""

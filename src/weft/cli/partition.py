@@ -10,13 +10,13 @@ from typing import Any
 from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, size_faults
 from weft.errors import ConfigError
-from weft.foreign import shown_text
 from weft.partition import ALGORITHMS, LAYOUTS, Device, Placement, Problem, in_flight, place
 from weft.plan.stages import base_option, refined, step_s
 from weft.report.text import PlacementRow, placement_table, table
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Link
 from weft.units import format_bytes, parse_bytes
+from weft.untrusted import shown_text
 
 _EXAMPLES = """\
 examples:

@@ -13,13 +13,12 @@ from typing import Any
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.plan.answer import beside_answer
-from weft.analysis.plan.beside import BesidePlan, beside_plan
+from weft.analysis.plan.comparison import BesidePlan, beside_plan
 from weft.analysis.scaling import scale
 from weft.cli.draw import write, wrote
 from weft.cli.live import PAGE
 from weft.cli.machine import count
 from weft.errors import UsageError
-from weft.foreign import LARGEST, read_file
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run
 from weft.report.run.document import run_json
@@ -30,7 +29,8 @@ from weft.rules.configure import load_rule, rules
 from weft.rules.failing import failing, wanted
 from weft.rules.rule import Finding, Rule, Status, judge
 from weft.rules.verdict import verdict
-from weft.visible import visible
+from weft.terminal_text import visible
+from weft.untrusted import LARGEST, read_file
 
 FAILED = 3
 """The exit code where a finding is there that `--fail-on` names."""

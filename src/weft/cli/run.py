@@ -25,12 +25,11 @@ from weft.compat import distribution, launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
 from weft.compat.variables import ALLOW_PICKLE
 from weft.errors import LaunchError
-from weft.foreign import shown_path, shown_text, translated
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.rank import FILE, MODULE
-from weft.launch.running import again
+from weft.launch.running import restart_loop
 from weft.launch.running.job import Job
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
@@ -39,6 +38,7 @@ from weft.rules.failing import wanted
 from weft.rules.rule import judge
 from weft.rules.table import RULES
 from weft.rules.verdict import verdict
+from weft.untrusted import shown_path, shown_text, translated
 from weft.watch import progress
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits
@@ -218,7 +218,7 @@ def main(options: argparse.Namespace) -> int:
             restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
             recording=settings.record,
         )  # fmt: skip
-        code = again.run(job)
+        code = restart_loop.run(job)
     least = options.min_hosts * where.ranks_per_host or options.ranks
     lacking = not_here(Path(settings.record), before, least) if hosts.there and settings.record else ""
     if lacking and options.report:

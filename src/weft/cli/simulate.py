@@ -14,7 +14,6 @@ from weft.cli.graph_file import read_graph
 from weft.cli.machine import count, each, links, size_faults
 from weft.cli.search_progress import SearchProgress
 from weft.errors import ConfigError, PlacementError
-from weft.foreign import read_file
 from weft.graph import Graph
 from weft.plan.explain import explain, nothing_fits
 from weft.plan.option import Option, options
@@ -30,6 +29,7 @@ from weft.simulate import Simulation
 from weft.timeline import Timeline
 from weft.topology.cluster import Link
 from weft.units import format_bytes, parse_bytes
+from weft.untrusted import read_file
 
 _EXAMPLES = """\
 examples:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from weft.communication.serialise import FORMS, NUMBERS, Decoder, Encoder, Rules, named_dtype, type_name
 from weft.errors import TransportError, UsageError
-from weft.foreign import shown, translated
 from weft.transport.channel import Message
 from weft.transport.torch_dist import DTYPES
+from weft.untrusted import shown, translated
 
 
 @dataclass

@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import WeftError
-from weft.foreign import LARGEST, shown, shown_text, translated
 from weft.transport.tensor_bytes import to_bytes
+from weft.untrusted import LARGEST, shown, shown_text, translated
 
 MAX_DEPTH = 100
 NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,9}")

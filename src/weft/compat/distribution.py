@@ -19,7 +19,7 @@ from typing import Any
 from weft.compat.modelparallel.parameters import OWN, canonical
 from weft.compat.variables import FRAMEWORK, PARAMETERS
 from weft.errors import ConfigError, FormatError
-from weft.foreign import MOST_RANKS, listed, parse_json, read_text, shown, shown_text, translated
+from weft.untrusted import MOST_RANKS, listed, parse_json, read_text, shown, shown_text, translated
 
 LAUNCHERS = ("mpi", "torch_distributed", "pytorchddp")
 _KNOWN = ("smdistributed", *LAUNCHERS)

@@ -21,8 +21,8 @@ from weft.compat.refused import refuse_lonely_mpi
 from weft.compat.torch_sagemaker import names
 from weft.compat.variables import DEFAULTS, DEVICE, FRAMEWORK, OPEN_MPI, PARAMETERS
 from weft.errors import ConfigError, FormatError
-from weft.foreign import MOST_RANKS, parse_json, shown_text, whole
-from weft.imported import when_imported
+from weft.import_hooks import when_imported
+from weft.untrusted import MOST_RANKS, parse_json, shown_text, whole
 
 FOLDER = Path(__file__).parent / "path"
 STAND_INS = Path(__file__).parent / "stand_ins"

@@ -17,10 +17,10 @@ from weft.compat import distribution as asked
 from weft.compat.enable import launch_environ
 from weft.compat.modelparallel.container import FOLDERS, container_environ, folders
 from weft.errors import LaunchError
-from weft.foreign import MOST_RANKS, listed, shown, shown_text
 from weft.launch.engines.plan import Plan
 from weft.launch.job import Job
 from weft.launch.started.handle import Handle
+from weft.untrusted import MOST_RANKS, listed, shown, shown_text
 
 DEFAULT_CHANNEL = "training"
 LOGS = ("All", "None", "Rules", "Training")

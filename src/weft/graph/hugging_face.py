@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from weft.document import Document
 from weft.errors import FormatError
-from weft.foreign import parse_json
 from weft.graph.experts import Experts, Latent
 from weft.graph.sizes import Sizes
+from weft.untrusted import parse_json
 
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),

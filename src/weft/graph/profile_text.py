@@ -22,8 +22,8 @@ import re
 from typing import NamedTuple
 
 from weft.errors import FormatError
-from weft.foreign import cut, listed
 from weft.graph.model import LARGEST, Graph, Tensor, Unit
+from weft.untrusted import cut, listed
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _EXAMPLE = f"name -- layer -- {', '.join(f'{field}=0.0' for field in _FIELDS)}"

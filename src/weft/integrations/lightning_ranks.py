@@ -13,7 +13,6 @@ from torch import Tensor
 
 from weft.communication import objects
 from weft.errors import UsageError
-from weft.foreign import MOST_RANKS, whole
 from weft.integrations.alike import refuse_apart
 from weft.launch.discovery import discover
 from weft.reduce.exchange import EXTREMES, all_reduce_extreme
@@ -21,6 +20,7 @@ from weft.session import ranks
 from weft.torch import join
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
+from weft.untrusted import MOST_RANKS, whole
 
 
 def _library() -> Any:

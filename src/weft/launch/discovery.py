@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.errors import LaunchError
-from weft.foreign import LARGEST, MOST_RANKS, shown_text, whole
+from weft.untrusted import LARGEST, MOST_RANKS, shown_text, whole
 
 SHARED_FD = "WEFT_SHARED_FD"
 """The variable with the number of the file descriptor that `weft run` shares with its ranks."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import LaunchError
-from weft.foreign import listed
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
 from weft.launch.engines.described import Described
@@ -17,6 +16,7 @@ from weft.launch.engines.plan import MASK, Plan, is_secret, masked, masked_argum
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.started.handle import Handle
 from weft.launch.started.start import start
+from weft.untrusted import listed
 
 _PLANS: dict[str, Callable[[Described, Mapping[str, str]], Plan]] = {
     "local": local.plan,

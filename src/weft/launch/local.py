@@ -1,6 +1,6 @@
 """Starts the ranks of a job, watches them, and ends them all as soon as one fails.
 
-start     one process a rank, here (`running.here`) or on other hosts (`remote.elsewhere`)
+start     one process a rank, here (`running.local_ranks`) or on other hosts (`remote.ssh_hosts`)
 watch     their output, their ends and their signs, in one loop of one thread
 fail      a rank ended abnormally or was judged: wait a moment for what others report, end all, say why
 """
@@ -18,7 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.analysis.run import Failed as FailedJob
-from weft.launch.culprit import (
+from weft.launch.environ import attempt_environ, free_port, rank_environ
+from weft.launch.output import Lines, Streams
+from weft.launch.remote.ssh_hosts import Elsewhere
+from weft.launch.root_cause import (
     Blame,
     End,
     blame,
@@ -28,23 +31,20 @@ from weft.launch.culprit import (
     signal_name,
     victims_text,
 )
-from weft.launch.environ import attempt_environ, free_port, rank_environ
-from weft.launch.output import Lines, Streams
-from weft.launch.remote.elsewhere import Elsewhere
-from weft.launch.running.here import Here
 from weft.launch.running.job import Job, usable_cores
+from weft.launch.running.local_ranks import Here
 from weft.launch.running.restarts import Failed
 from weft.launch.stacks import split_stacks, standing
-from weft.visible import LINES, visible
-from weft.watch import early, failed
+from weft.terminal_text import LINES, visible
+from weft.watch import before_init, failed
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
-from weft.watch.files.look import Outside
-from weft.watch.files.told import Teller
+from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.file_waits import Outside
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
-from weft.watch.pace import step_of
 from weft.watch.process import stack_signal
+from weft.watch.progress_file import step_of
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
@@ -272,7 +272,7 @@ class Launcher:
         """The sign of a process that weft does not watch: it beats as long as it is not stopped."""
         self._moves[rank] += not self._ranks.is_stopped(rank)
         limits = self._job.limits
-        phase = early.BEFORE if sign.state is State.ABSENT else early.AFTER
+        phase = before_init.BEFORE if sign.state is State.ABSENT else before_init.AFTER
         return Sign(
             State.RUNNING, self._ranks.pid(rank), self._moves[rank], sign.heartbeat or limits.heartbeat, limits.start,
             phase=phase, host=self._ranks.host(rank), operation=sign.operation, operation_s=sign.operation_s,

@@ -26,17 +26,17 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
     from weft.launch.environ import torchrun_environ
-    from weft.watch import early
+    from weft.watch import before_init
 
     os.environ |= torchrun_environ(os.environ)
-    early.report_uncaught(_rank())
+    before_init.report_uncaught(_rank())
     try:
         if as_module or script.endswith(".pyc") or _is_archive(script):
             _run_by_name(script, as_module)
         else:
             _run(script)
     except SystemExit as error:
-        early.report_exit(error.code)
+        before_init.report_exit(error.code)
         raise
     except BaseException as error:
         trace = error.__traceback__

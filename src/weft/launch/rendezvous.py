@@ -34,16 +34,16 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
 from weft.errors import LaunchError
-from weft.foreign import translated
-from weft.launch.boxes import AgentBox, Box, FileBox, PageBox, ScriptBox, closed_at_sigterm
+from weft.launch.bootstrap_store import AgentBox, Box, FileBox, PageBox, ScriptBox, closed_at_sigterm
 from weft.launch.discovery import Place
 from weft.launch.siblings import FrozenSibling, Siblings
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
-from weft.watch.beside.start import Beside
+from weft.untrusted import translated
 from weft.watch.heartbeat import Page
 from weft.watch.monitor import Limits, Monitor
 from weft.watch.process import die_with_parent, is_alive, launcher_left
+from weft.watch.sidecar.start import Beside
 
 log = logging.getLogger("weft")
 

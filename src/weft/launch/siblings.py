@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from weft.errors import LaunchError
-from weft.foreign import whole
 from weft.launch.discovery import Place, discover
+from weft.untrusted import whole
 from weft.watch import statement
 from weft.watch.judge import Verdict
 from weft.watch.process import exit_now, host_name, is_stopped

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from traceback import FrameSummary
 
 from weft.errors import is_own
-from weft.visible import visible
+from weft.terminal_text import visible
 from weft.watch.failure import Failure
 from weft.watch.frames import one_line
 

@@ -30,10 +30,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from weft.errors import ConfigError
-from weft.foreign import shown_text, whole
 from weft.machines.accelerator import Accelerator
 from weft.machines.host import Conduct, Host
 from weft.topology.cluster import Link
+from weft.untrusted import shown_text, whole
 
 GB, TFLOPS = 10**9, 1e12
 

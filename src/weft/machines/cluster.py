@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.errors import ConfigError
-from weft.foreign import MOST_RANKS, shown_text, whole
 from weft.machines.catalogue import INSTANCES, host_of
 from weft.machines.host import Host, Machines
+from weft.untrusted import MOST_RANKS, shown_text, whole
 
 EXAMPLE = "4x8xA100-80"
 

@@ -29,7 +29,6 @@ from dataclasses import asdict, fields
 
 from weft.document import Document
 from weft.errors import FormatError
-from weft.foreign import MOST_RANKS
 from weft.machines.accelerator import DTYPES, Accelerator
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host
@@ -37,6 +36,7 @@ from weft.machines.storage_prices import PRICED, Prices
 from weft.machines.storage_services import FIGURES, SERVICES, Service
 from weft.topology.cluster import Link
 from weft.units import parse_bytes, parse_rate
+from weft.untrusted import MOST_RANKS
 
 VERSION = 1
 _HOST = (

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.errors import ConfigError
-from weft.foreign import shown_text
 from weft.machines.storage_services import DEPLOYMENTS, GIB, SERVICES
+from weft.untrusted import shown_text
 
 MONTH_S = 730 * 3600.0
 MOST = 1e12

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import UsageError
-from weft.foreign import shown_path
+from weft.untrusted import shown_path
 
 MOST_FILES = 100_000
 """So many files are looked at; a larger data set is measured by them."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.errors import FormatError
-from weft.foreign import parse_json
 from weft.measure.files import Held
+from weft.untrusted import parse_json
 
 FILES = 50
 """So many of the largest files fio is given."""

@@ -19,8 +19,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from weft.errors import UsageError
-from weft.foreign import shown_path
 from weft.measure.files import Held, forget, open_file, share_in_memory
+from weft.untrusted import shown_path
 
 CHUNK = 1 << 20
 """So much a system call reads of a whole file."""

@@ -21,7 +21,7 @@ from weft.errors import PlacementError, ScheduleError
 from weft.plan.effort import TOO_MANY, affordable
 from weft.plan.option import Option, Placed, options
 from weft.schedule import Schedule
-from weft.simulate import Edge, Links, Simulation, StageCost, as_run, simulate
+from weft.simulate import Edge, Links, Simulation, StageCost, executed_order, simulate
 from weft.units import format_bytes
 
 STOPPED = "not tried: the search was stopped"
@@ -248,9 +248,9 @@ def as_weft_runs(
 ) -> Simulation:
     """A step in which ranks do not wait while they can run what comes later in their lists.
 
-    What is given, and the errors, are those of `weft.simulate.as_run` and `simulate`.
+    What is given, and the errors, are those of `weft.simulate.executed_order` and `simulate`.
     """
-    order = as_run(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
+    order = executed_order(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
     return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
 
 

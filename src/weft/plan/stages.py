@@ -30,7 +30,7 @@ from weft.partition.refine import refine
 from weft.plan.effort import ACTIONS, actions_of
 from weft.plan.option import Option, Placed, options
 from weft.plan.search import Found, Place, Progress, Within, merit, recomputed, search
-from weft.plan.turn import best_turn, tries, turns
+from weft.plan.v_apex import best_turn, tries, turns
 from weft.schedule import Schedule
 from weft.schedule.table import KINDS
 from weft.simulate import FREE, Edge, Links, StageCost, simulate

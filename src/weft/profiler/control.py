@@ -11,8 +11,8 @@ from pathlib import Path
 
 from weft.document import Document
 from weft.errors import ConfigError, FormatError
-from weft.foreign import parse_json, read_text
 from weft.profiler.detail import Detail, parse_detail
+from weft.untrusted import parse_json, read_text
 
 NAME = "control.json"
 EVERY_S = 1.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from weft.checks import STEPS, Steps
 from weft.errors import ConfigError
-from weft.foreign import shown
+from weft.untrusted import shown
 
 OUTLIER = 1.5
 MEDIAN_OF = 64

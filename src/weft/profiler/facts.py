@@ -14,9 +14,9 @@ from typing import Any
 from weft.analysis.run import Facts, Unit
 from weft.document import Document
 from weft.errors import UsageError
-from weft.foreign import MOST_RANKS, read_file, shown_path
 from weft.plan.measured.planned import Planned
 from weft.profiler.clock import Clock
+from weft.untrusted import MOST_RANKS, read_file, shown_path
 
 SUFFIX = ".facts.json"
 VERSION = 1

@@ -18,8 +18,8 @@ import zlib
 from typing import NamedTuple
 
 from weft.errors import FormatError
-from weft.foreign import MOST_RANKS
 from weft.timeline import KINDS, LATEST_S
+from weft.untrusted import MOST_RANKS
 
 MAGIC = b"WEFTSPAN"
 VERSION = 1

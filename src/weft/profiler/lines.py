@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.errors import FormatError, UsageError
-from weft.foreign import parse_json, read_text, shown_path
+from weft.untrusted import parse_json, read_text, shown_path
 
 VERSION = 1
 _LOG = logging.getLogger("weft")

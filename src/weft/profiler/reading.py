@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from weft.analysis.run import Facts, Run, Sample, Step
 from weft.errors import FormatError
-from weft.foreign import listed, regular, shown_path, translated
 from weft.profiler import facts as facts_file
 from weft.profiler import samples as samples_file
 from weft.profiler import steps as steps_file
@@ -20,6 +19,7 @@ from weft.profiler.recorder import SCRIPT, SUFFIX
 from weft.profiler.spans import Clocks, Recording, missing_files, read_files, read_recording, spans_of
 from weft.profiler.steps import StepsFile
 from weft.timeline import Timeline
+from weft.untrusted import listed, regular, shown_path, translated
 from weft.watch import failed
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.analysis.run import Device, Sample
-from weft.foreign import LARGEST, shown_path, shown_text
 from weft.profiler.clock import Clock
 from weft.profiler.lines import LineFile, read_lines
 from weft.timeline import LATEST_S
+from weft.untrusted import LARGEST, shown_path, shown_text
 
 SUFFIX = ".system.jsonl"
 MOST_CORES = 100_000

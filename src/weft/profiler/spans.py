@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import FormatError
-from weft.foreign import listed, read_limited, regular, shown_path, translated
 from weft.profiler.clock import Clock
 from weft.profiler.format import CONTENTS, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header
 from weft.profiler.host.clocks import Offset, common, error_s, offsets
 from weft.profiler.recorder import SUFFIX
 from weft.timeline import LATEST_S, Span, Timeline
+from weft.untrusted import listed, read_limited, regular, shown_path, translated
 
 _NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
 _LIMIT_BYTES = 1 << 28

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from weft.analysis.run import Step
 from weft.errors import FormatError
-from weft.foreign import LARGEST, MOST_RANKS, shown_path
 from weft.profiler.clock import Clock
 from weft.profiler.lines import LineFile, read_lines
 from weft.timeline import KINDS, LATEST_S, WORK
+from weft.untrusted import LARGEST, MOST_RANKS, shown_path
 
 SUFFIX = ".steps.jsonl"
 FIELDS = tuple(each.name for each in fields(Step))

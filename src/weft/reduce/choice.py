@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import ConfigError, TransportError
+from weft.reduce.channels import Channels
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.exchange import gather_rows
 from weft.reduce.hierarchical import Hierarchical
 from weft.reduce.shared import TIMEOUT, SharedMemory
-from weft.reduce.tracks import Tracks
 from weft.transport import segment
 
 ALGORITHMS = ("auto", "direct", "shared", "hierarchical")
@@ -106,7 +106,7 @@ def _hierarchical(
     """On GPUs one track: kernels of several NCCL groups at once may wait for each other's place on the device."""
     count = TRACKS if device.type == "cpu" else 1
     tracks = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
-    return Tracks(group, tracks) if count > 1 else tracks[0]
+    return Channels(group, tracks) if count > 1 else tracks[0]
 
 
 def _check_shared(hosts: Sequence[Hashable], device: torch.device) -> None:

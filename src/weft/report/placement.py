@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from weft.report.text import PlacementRow, placement_table, table
+from weft.terminal_text import visible
 from weft.units import format_bytes
-from weft.visible import visible
 
 UNEVEN = 1.25
 """A partition with more than so many times the mean time is told about, ..."""

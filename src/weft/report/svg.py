@@ -6,7 +6,7 @@ from html import escape
 
 from weft.report.shapes import Box, Line, Note, Picture
 from weft.report.styles import IDLE, STYLES, TILE
-from weft.visible import LINES, visible
+from weft.terminal_text import LINES, visible
 
 _STYLE = """\
 text { font: 13px "DejaVu Sans", Verdana, Helvetica, Arial, sans-serif; fill: #24292f }

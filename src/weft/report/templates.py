@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.errors import UsageError
 from weft.report.page import asset
-from weft.report.run.words import number, percent, sentence
-from weft.visible import LINES, visible
+from weft.report.run.labels import number, percent, sentence
+from weft.terminal_text import LINES, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

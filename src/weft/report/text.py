@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from weft.errors import UsageError
+from weft.terminal_text import visible
 from weft.units import format_bytes
-from weft.visible import visible
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], align: str = "") -> str:

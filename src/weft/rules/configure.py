@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from weft.errors import ConfigError
-from weft.foreign import shown, shown_text, translated
 from weft.rules.rule import Rule
 from weft.rules.table import RULES
+from weft.untrusted import shown, shown_text, translated
 
 _added: list[Rule] = []
 

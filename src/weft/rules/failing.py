@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from weft.errors import UsageError
-from weft.foreign import shown_text
 from weft.rules.configure import nearest
 from weft.rules.rule import Finding, Rule, Status
+from weft.untrusted import shown_text
 
 LEVELS = {
     "any": (Status.WARNING, Status.CRITICAL),

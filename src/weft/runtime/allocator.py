@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import FormatError
-from weft.foreign import read_text, whole
+from weft.untrusted import read_text, whole
 
 KEPT_BYTES = 1 << 30
 KEPT_SHARE = 1 / 16

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.errors import DivergenceError, StallError
+from weft.runtime.lockstep import LockstepOrder, Turn, differing
 from weft.runtime.microbatch import Microbatch, Worker
-from weft.runtime.turns import Turn, Turns, differing
 from weft.schedule.order import LAST, Order
 from weft.timeline import Span
 from weft.transport.channel import Mailbox
@@ -71,7 +71,7 @@ class Executor:
     rank: int = 0
     wait_timeout_s: float = 600.0
     hooks: Hooks = field(default_factory=Hooks)
-    turns: Turns | None = None
+    turns: LockstepOrder | None = None
 
     def __post_init__(self) -> None:
         self.spans: list[Span] = []

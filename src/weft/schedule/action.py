@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from weft.errors import FormatError
-from weft.foreign import MOST_RANKS, shown_text, whole
+from weft.untrusted import MOST_RANKS, shown_text, whole
 
 KINDS = {
     "F": "forward",

@@ -17,10 +17,10 @@ import csv
 import re
 
 from weft.errors import FormatError
-from weft.foreign import listed, shown_text, translated
 from weft.schedule.action import COMPUTE, Action
 from weft.schedule.schedule import Schedule
 from weft.schedule.transfers import with_transfers
+from weft.untrusted import listed, shown_text, translated
 
 SHOWN = 20
 """How many faults an error names."""

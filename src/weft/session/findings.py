@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft.errors import UsageError
-from weft.foreign import shown
 from weft.profiler.live.following import Follower
 from weft.profiler.live.judged import Judged
 from weft.rules.rule import FOUND, Finding, Status
 from weft.session import current
+from weft.untrusted import shown
 
 EVERY_S = 60.0
 _LEAVE_S = 10.0

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.errors import UsageError
-from weft.foreign import shown, shown_path
 from weft.schedule.table import KINDS
 from weft.session import current
 from weft.session.recording import record_outermost
 from weft.session.session import Session
+from weft.untrusted import shown, shown_path
 from weft.watch.progress import VARIABLE, on_stderr
 from weft.watch.values import ValueFile
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from weft.simulate.as_run import as_run
 from weft.simulate.costs import FREE, Edge, Links, StageCost
 from weft.simulate.engine import simulate
+from weft.simulate.executed_order import executed_order
 from weft.simulate.memory import peak_bytes
 from weft.simulate.result import Idle, Simulation
 
-__all__ = ["FREE", "Edge", "Idle", "Links", "Simulation", "StageCost", "as_run", "peak_bytes", "simulate"]
+as_run = executed_order
+"""Its former name."""
+
+__all__ = [
+    "FREE",
+    "Edge",
+    "Idle",
+    "Links",
+    "Simulation",
+    "StageCost",
+    "executed_order",
+    "peak_bytes",
+    "simulate",
+]

@@ -18,7 +18,6 @@ import torch
 import weft
 from weft.config import Settings, resolve, with_named
 from weft.errors import ConfigError, UsageError
-from weft.foreign import MOST_RANKS, whole
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.startup import agree
@@ -33,11 +32,12 @@ from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.observed import observe
 from weft.tensorflow.session.session import Session, present, session
 from weft.tensorflow.session.travel import TRAVEL
+from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups
 from weft.transport.rings import Rings
 from weft.transport.torch_dist import TorchChannel
-from weft.visible import keep_log_visible
+from weft.untrusted import MOST_RANKS, whole
 from weft.watch.monitor import Limits
 from weft.watch.progress import open_progress
 

@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError, FormatError, UsageError
-from weft.foreign import shown_text
 from weft.units import parse_rate, parse_seconds
+from weft.untrusted import shown_text
 
 EXAMPLE = "25GB/s,5us"
 

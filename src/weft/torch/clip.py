@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.reduce.exchange import gather_rows
-from weft.torch.calls.stand_ins import StandIn, elsewhere
+from weft.torch.calls.placeholders import Placeholder, elsewhere
 from weft.torch.replicas.whole_tensors import is_sharded, whole
 from weft.torch.session import current
 from weft.torch.session.session import Session
@@ -186,7 +186,7 @@ def _clip(
     owners = {getattr(parameter, "_weft_owner", None) for parameter in given} - {None}
     if len(owners) > 1:
         return clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite)
-    remote = next((parameter for parameter in given if isinstance(parameter, StandIn)), None)
+    remote = next((parameter for parameter in given if isinstance(parameter, Placeholder)), None)
     if remote is not None:
         return elsewhere(torch.zeros(()), remote, "the norm of the gradient of")
     if any(map(is_cut, given)):  # all on one partition, whose ranks have parts of them

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.foreign import shown_path, translated
 from weft.graph import Graph
 from weft.graph import Tensor as Flow
 from weft.session.cut import Cut
@@ -34,14 +33,15 @@ from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
-from weft.torch.split.in_parts.units import with_cuts
 from weft.torch.split.open_modules import graph_of, homes
+from weft.torch.split.sharding.units import with_cuts
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.nested import replace as replace_tensors
 from weft.torch.tensors.nested import tensors_in
 from weft.torch.trace.estimated_times import Clock, on_meta
 from weft.torch.trace.trace import trace
+from weft.untrusted import shown_path, translated
 
 UNITS = 64
 """Down to about how many units a model is opened."""

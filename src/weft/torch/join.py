@@ -28,6 +28,7 @@ from weft.session import recording
 from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
 from weft.session.travel import Travel
+from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh
 from weft.torch.agreement import Agreement
 from weft.torch.backward import matrix_products
@@ -45,7 +46,6 @@ from weft.torch.verify.self_check import check
 from weft.torch.watching import memory_bytes
 from weft.transport.groups import make_groups
 from weft.transport.torch_dist import TorchChannel
-from weft.visible import keep_log_visible
 from weft.watch.monitor import Limits
 from weft.watch.progress import open_progress
 

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch.context_parallel import Sharers
+from weft.torch.context_parallel import ContextGroup
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import (
@@ -108,7 +108,7 @@ class DistributedModel(nn.Module):
         self.sharing_order: SharingOrder | None = None
         self.cut = False
         self.shared: SharedParameters | None = None
-        self.sharers: Sharers | None = None
+        self.sharers: ContextGroup | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -323,9 +323,9 @@ class DistributedModel(nn.Module):
                 self._begin_reducing()
         if self.plan is not None and self.plan.sequences is not None:
             with session.doing("cutting sequences"):
-                team = cut_over_sequences(self.module, self.plan, self.owners, session)
-            if team is not None:
-                self.sharers = team
+                shard_group = cut_over_sequences(self.module, self.plan, self.owners, session)
+            if shard_group is not None:
+                self.sharers = shard_group
                 self.outline = Outline(self.module, not self.sharded)
 
     def add_up_weights(self) -> None:

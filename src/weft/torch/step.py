@@ -14,8 +14,8 @@ import torch
 from weft.errors import PeerError, SplitError, UsageError
 from weft.plan.chosen import order_for
 from weft.runtime.executor import Checks
+from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
-from weft.runtime.turns import Turns
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
 from weft.session.recording import record_first, record_forward, record_preparation, record_step
@@ -315,7 +315,7 @@ class StepRun:
             return describe_inputs(name, self.batch, session.changes)
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
 
-    def _turns(self) -> list[Turns]:
+    def _turns(self) -> list[LockstepOrder]:
         """Those of ranks that take the same turns, and of ranks that split tensors, where they are not the same."""
         both = (self._executor.turns, self._session.tensor_turns)
         return [*dict.fromkeys(turns for turns in both if turns is not None)]

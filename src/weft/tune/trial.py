@@ -23,8 +23,8 @@ from typing import Any
 from weft.analysis.run import Run, Step
 from weft.launch.environ import TRIAL
 from weft.profiler.live.following import Follower
+from weft.terminal_text import visible
 from weft.tune.search import Outcome
-from weft.visible import visible
 from weft.watch.process import die_with_parent
 
 FIRST = 2

@@ -15,15 +15,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from weft.visible import visible
-from weft.watch.course import Course
+from weft.terminal_text import visible
 from weft.watch.failure import Failure
-from weft.watch.files.look import IDLE_S, Look
+from weft.watch.files.file_waits import IDLE_S, Look
 from weft.watch.files.operation import find
 from weft.watch.heartbeat import Page, Sign, Slot, State
+from weft.watch.job_header import Course
 from weft.watch.judge import Judge, Verdict, leaving_text
-from weft.watch.pace import step_of
 from weft.watch.process import host_name, is_alive
+from weft.watch.progress_file import step_of
 
 _FIRST_SECONDS = 0.02
 """Between two looks for ranks that have not shown any sign yet."""
@@ -48,7 +48,7 @@ class Board(ABC):
     @property
     @abstractmethod
     def step(self) -> int:
-        """The last step of this rank, as :func:`weft.watch.pace.step_of` counts."""
+        """The last step of this rank, as :func:`weft.watch.progress_file.step_of` counts."""
 
     @abstractmethod
     def report(self, failure: Failure) -> None: ...

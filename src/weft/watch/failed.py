@@ -14,8 +14,8 @@ from pathlib import Path
 
 from weft.analysis.run import Failed
 from weft.document import Document
-from weft.foreign import read_file
-from weft.visible import visible
+from weft.terminal_text import visible
+from weft.untrusted import read_file
 
 NAME = "failed.json"
 VERSION = 1

@@ -30,8 +30,8 @@ from weft.errors import (
     WeftError,
     is_own,
 )
-from weft.foreign import MOST_RANKS, read_text, whole
-from weft.visible import LINES, visible
+from weft.terminal_text import LINES, visible
+from weft.untrusted import MOST_RANKS, read_text, whole
 from weft.watch.frames import own_line, own_traceback
 from weft.watch.heartbeat import Sign
 from weft.watch.process import host_name

@@ -23,8 +23,8 @@ from enum import IntEnum
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.visible import visible
-from weft.watch.course import Course
+from weft.terminal_text import visible
+from weft.watch.job_header import Course
 from weft.watch.process import host_name
 
 WAITING = frozenset({"wait", "receive", "send", "collective", "barrier"})

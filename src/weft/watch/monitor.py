@@ -24,17 +24,17 @@ from typing import Any, NoReturn, Protocol
 
 from weft.analysis.run import Failed
 from weft.watch import failed, statement
-from weft.watch.beside.start import Beside
+from weft.watch.before_init import leave_interrupts
+from weft.watch.before_init import report as report_early
 from weft.watch.board import Board, Launched, Stored
-from weft.watch.early import leave_interrupts
-from weft.watch.early import report as report_early
 from weft.watch.failure import Failure, chain, root_cause
-from weft.watch.files.look import Look
-from weft.watch.files.told import Teller
+from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.file_waits import Look
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
-from weft.watch.pace import Pace
 from weft.watch.process import answer_with_stacks, die_with_parent, exit_now, handled_in
+from weft.watch.progress_file import Pace
+from weft.watch.sidecar.start import Beside
 
 _POLL_SECONDS = 0.005
 _LAST_SECONDS = 2.0

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from weft.visible import visible
+from weft.terminal_text import visible
 
 _PR_SET_PDEATHSIG = 1
 _PMIX = tuple(f"PMIX_SERVER_URI{version}" for version in ("41", "4", "3", "21", "2"))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.errors import UsageError
-from weft.foreign import shown_text
+from weft.terminal_text import visible
 from weft.units import format_bytes, format_seconds
-from weft.visible import visible
+from weft.untrusted import shown_text
 
 VARIABLE = "WEFT_PROGRESS"
 """Variable by which the launcher says how: one of :data:`EVERY_S`, or `off`."""

@@ -1,8 +1,8 @@
 """What a rank leaves in a folder where no launcher of weft's hears it: how it failed, and how far the job is.
 
 said-R.json    rank R's, if it failed
-step.json      rank 0's, see `weft.watch.pace`
-files.json     rank 0's, see `weft.watch.files.told`
+step.json      rank 0's, see `weft.watch.progress_file`
+files.json     rank 0's, see `weft.watch.files.blocked_ranks`
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.watch.failure import Failure
-from weft.watch.files.told import Teller
+from weft.watch.files.blocked_ranks import Teller
 from weft.watch.judge import Verdict
-from weft.watch.pace import Pace, write
 from weft.watch.process import host_name
+from weft.watch.progress_file import Pace, write
 
 FOLDER = "WEFT_ATTEMPT_FOLDER"
 """The variable that names the folder; other launchers than weft's own are started with it."""

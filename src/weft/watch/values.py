@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from weft.errors import UsageError
-from weft.foreign import shown_path
+from weft.untrusted import shown_path
 
 
 class ValueFile:

@@ -17,8 +17,8 @@ from training import FAULTS, Plan
 
 import weft.torch as weft
 from weft.reduce import choice
+from weft.reduce.all_reduce_queue import Lane
 from weft.reduce.exchange import GroupExchange
-from weft.reduce.lane import Lane
 from weft.reduce.shared import HostMemory
 
 ROWS, WIDTH = 4, 1024

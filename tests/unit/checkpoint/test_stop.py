@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft.checkpoint.stop import Stop
-from weft.watch.course import Course
+from weft.watch.job_header import Course
 
 
 class Ranks:

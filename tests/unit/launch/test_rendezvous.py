@@ -17,7 +17,7 @@ import pytest
 from weft.errors import LaunchError
 from weft.launch.discovery import Place
 
-boxes = pytest.importorskip("weft.launch.boxes", exc_type=ImportError)
+boxes = pytest.importorskip("weft.launch.bootstrap_store", exc_type=ImportError)
 rendezvous = pytest.importorskip("weft.launch.rendezvous", exc_type=ImportError)
 
 SHORT = timedelta(seconds=0.3)

@@ -14,7 +14,7 @@ from weft.errors import PlacementError, ScheduleError
 from weft.plan.explain import explain
 from weft.plan.option import Option, Placed, options
 from weft.plan.search import VISIT, Found, merit, recomputed, search, simulation
-from weft.simulate import FREE, Edge, Links, StageCost, as_run, simulate
+from weft.simulate import FREE, Edge, Links, StageCost, executed_order, simulate
 from weft.topology.cluster import Link
 
 LINKS = Links.uniform(Link.parse("1GB/s,1ms"), overhead_s=0.002)
@@ -68,7 +68,7 @@ def by_hand(
         made = schedule.make("list", ranks, microbatches, costs=costs)
     else:
         made = schedule.make(option.schedule, ranks, microbatches, active=option.active, chunks=option.chunks)
-    order = as_run(made.ranks, made.rank_of_stage, stages, links)
+    order = executed_order(made.ranks, made.rank_of_stage, stages, links)
     return simulate(order, made.rank_of_stage, stages, links).step_s
 
 

@@ -18,8 +18,8 @@ from tests.golden.timelines import STEP
 from weft.report.embedded import embed
 from weft.report.page import Entry, page
 from weft.report.styles import STYLES
+from weft.terminal_text import visible
 from weft.timeline import KINDS, Span, Timeline
-from weft.visible import visible
 
 HOSTILE = "</script><script>alert('x')</script><!-- {{data}} \"&\x00 \u2028"
 

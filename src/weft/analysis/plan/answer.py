@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from weft.analysis.plan.beside import BesidePlan, Seen, Term
+from weft.analysis.plan.comparison import BesidePlan, Seen, Term
 from weft.document import Document
 from weft.errors import UsageError
-from weft.foreign import parse_json
+from weft.untrusted import parse_json
 
 TERMS = {
     "work": "work",

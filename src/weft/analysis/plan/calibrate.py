@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weft.analysis.messages import Message
-from weft.analysis.plan.beside import Seen, window_s
+from weft.analysis.plan.comparison import Seen, window_s
 from weft.errors import UsageError
 from weft.machines.accelerator import Accelerator
 from weft.machines.host import Conduct, Host, Machines

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.foreign import shown
 from weft.launch.doctor.advice import Finding, of_host, of_hosts
 from weft.launch.doctor.facts import Facts
 from weft.launch.doctor.remote import ask, links
 from weft.launch.engines.described import is_host
 from weft.launch.engines.ssh import OPTIONS, read_options
+from weft.untrusted import shown
 
 _EXAMPLES = """\
 examples:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from weft.errors import JobError, LaunchError, WeftError
-from weft.launch.culprit import signal_name
 from weft.launch.job import Job
 from weft.launch.local import STOPPING
+from weft.launch.root_cause import signal_name
 from weft.launch.started.cluster import INSTALL, is_installed
 from weft.launch.started.kubernetes import KubernetesHandle
-from weft.visible import LINES, visible
+from weft.terminal_text import LINES, visible
 
 _SAVE_S = 30.0
 """How long pods may take to end by themselves; Kubernetes gives them as much."""

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 from weft.cli.jobs.status import add_folder
 from weft.cli.machine import count
 from weft.errors import LaunchError
-from weft.foreign import shown_path, translated
 from weft.launch.journal.files import attempts, log_file, log_files, reader
-from weft.launch.journal.told import Told, launcher_of, read
-from weft.visible import LINES, visible
+from weft.launch.journal.job_status import Told, launcher_of, read
+from weft.terminal_text import LINES, visible
+from weft.untrusted import shown_path, translated
 
 _TICK_S = 0.1
 _PART_BYTES = 1 << 16

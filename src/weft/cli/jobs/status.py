@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.launch.journal.told import read
+from weft.launch.journal.job_status import read
 
 
 def add_parser(commands: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from weft.cli.draw import partial_file
 from weft.cli.live import PAGE
-from weft.foreign import listed, reason, shown_path
+from weft.untrusted import listed, reason, shown_path
 
 EVERY_S = 30.0
 LONGEST_S = 600.0

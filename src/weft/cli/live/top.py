@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from weft.analysis.messages import waits
 from weft.analysis.run import Run, Step
 from weft.errors import UsageError
-from weft.foreign import shown_path
-from weft.launch.journal.told import now_s
+from weft.launch.journal.job_status import now_s
 from weft.profiler.live.following import Follower
 from weft.profiler.live.judged import Judged
 from weft.report.text import table
 from weft.rules.rule import Finding, Status
+from weft.terminal_text import visible
 from weft.timeline import Timeline
 from weft.units import format_bytes, format_seconds
-from weft.visible import visible
-from weft.watch.files.told import NOTHING, Standing
+from weft.untrusted import shown_path
+from weft.watch.files.blocked_ranks import NOTHING, Standing
 
 LAST = 20
 """So many of the last steps are what a line tells of."""

@@ -12,7 +12,6 @@ from weft.analysis.measured import samples_of
 from weft.analysis.plan.calibrate import Observed, calibrate, observe, predicted, terms
 from weft.cli.draw import write
 from weft.errors import UsageError
-from weft.foreign import read_file, shown_path
 from weft.machines.cluster import parse_cluster
 from weft.machines.host import Host
 from weft.machines.machine_file import host_from_json, host_to_json
@@ -20,6 +19,7 @@ from weft.plan.parallelism.job import Job
 from weft.profiler.reading import read_run
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
+from weft.untrusted import read_file, shown_path
 
 OTHERS = (
     "graph",

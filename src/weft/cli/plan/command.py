@@ -20,7 +20,6 @@ from weft.cli.plan.storage_tables import add_prices
 from weft.cli.plan.text import as_json, as_text, nothing_fits
 from weft.cli.plan.traced import limit_of, plans_of, traced_json, traced_report, traced_text
 from weft.errors import ConfigError, PlacementError, UsageError
-from weft.foreign import read_file, shown_path, shown_text, whole
 from weft.graph.experts import Experts
 from weft.graph.hugging_face import EXPERTS, parts_left_out, sizes_from_config
 from weft.graph.sizes import Sizes
@@ -35,6 +34,7 @@ from weft.plan.parallelism.own import DIVISION, parse_division
 from weft.report.plan.page import plan_page
 from weft.report.plan.report import PlanReport
 from weft.units import parse_bytes, parse_rate, parse_seconds
+from weft.untrusted import read_file, shown_path, shown_text, whole
 
 _EXAMPLES = """\
 examples:

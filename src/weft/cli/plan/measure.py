@@ -11,11 +11,11 @@ from pathlib import Path
 
 from weft.cli.draw import write
 from weft.errors import LaunchError, UsageError
-from weft.foreign import read_file
 from weft.machines.machine_file import host_to_json
 from weft.measure.machine import host_of, measured_from_json
 from weft.tune.trial import weft_run
 from weft.units import format_seconds
+from weft.untrusted import read_file
 from weft.watch.process import die_with_parent
 
 SECONDS = 600

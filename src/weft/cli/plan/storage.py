@@ -23,7 +23,6 @@ from weft.cli.plan.storage_tables import (
     services_table,
 )
 from weft.errors import UsageError
-from weft.foreign import shown_path
 from weft.machines.storage_prices import Prices, bill, with_prices
 from weft.machines.storage_services import DEPLOYMENTS, SERVICES
 from weft.measure import fio
@@ -31,9 +30,10 @@ from weft.measure.files import Held, files_of, own_file
 from weft.measure.storage import CHUNK, COLD, WARM, Rate, ladder, measure_all
 from weft.plan.storage import need_bytes_per_s, smallest
 from weft.plan.storage_services import READ_BYTES, Serving, serving
-from weft.report.run.words import Table
+from weft.report.run.labels import Table
 from weft.report.text import table
 from weft.units import format_bytes, parse_bytes, parse_rate, parse_seconds
+from weft.untrusted import shown_path
 
 _EXAMPLES = """\
 examples:

@@ -12,8 +12,8 @@ from weft.plan.parallelism.answer import Answer, Asked, divisible
 from weft.plan.parallelism.explain import memory_terms, step_terms
 from weft.plan.parallelism.own import because
 from weft.plan.parallelism.search import Plan
-from weft.plan.parallelism.weft_today import cannot, command, settings
-from weft.report.run.words import Table
+from weft.plan.parallelism.supported_layouts import cannot, command, settings
+from weft.report.run.labels import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
 

@@ -11,11 +11,11 @@ from weft.machines.host import Machines
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.search import Found, Plan
 from weft.plan.parallelism.stage_costs import traced_stage_costs
+from weft.plan.parallelism.supported_layouts import command, settings
 from weft.plan.parallelism.traced import MOMENTS, traced_search
-from weft.plan.parallelism.weft_today import command, settings
 from weft.report.plan.pipeline import pipeline
 from weft.report.plan.report import PlanReport, ToWrite
-from weft.report.run.words import Table
+from weft.report.run.labels import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds
 

@@ -16,12 +16,12 @@ from typing import Any
 from weft.cli.machine import count
 from weft.config import describe, parse_assignments
 from weft.errors import ConfigError, LaunchError, UsageError
-from weft.foreign import shown_path, shown_text
 from weft.report.text import table
+from weft.terminal_text import visible
 from weft.tune.search import GAIN, Changes, Outcome, Trial, Tuning, tune
 from weft.tune.trial import Trials, weft_run
 from weft.units import format_bytes
-from weft.visible import visible
+from weft.untrusted import shown_path, shown_text
 
 _EXAMPLES = """\
 examples:

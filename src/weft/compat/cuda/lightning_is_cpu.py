@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.cuda import is_cpu
-from weft.foreign import MOST_RANKS, whole
+from weft.untrusted import MOST_RANKS, whole
 
 CONNECTORS = {
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.foreign import whole
 from weft.torch.pytorch.torch_functions import STANDS_FOR
+from weft.untrusted import whole
 
 CAPABILITY = (7, 0)
 """The numbers of a V100, the first GPU with fp16 units: no script refuses it or expects bfloat16 or TF32 of it."""

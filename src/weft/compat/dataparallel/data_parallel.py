@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from weft.compat.dataparallel.smddp import register
 from weft.errors import LaunchError, UsageError
-from weft.foreign import MOST_RANKS, shown_text, whole
+from weft.untrusted import MOST_RANKS, shown_text, whole
 
 __all__ = [
     "DistributedDataParallel", "ReduceOp", "all_gather", "all_reduce", "all_to_all_single", "barrier", "broadcast",

@@ -9,10 +9,10 @@ from weft.compat.debugger.hook import DebuggerHookConfig
 from weft.compat.debugger.profiler import FrameworkProfile, MetricsConfig, ProfilerConfig
 from weft.compat.debugger.rule import Rule
 from weft.errors import ConfigError
-from weft.foreign import shown_text
 from weft.rules import RULES, rules
 from weft.rules import Rule as WeftRule
 from weft.rules.configure import changed, nearest
+from weft.untrusted import shown_text
 
 INTERVAL_MS = 500
 REPORT = "ProfilerReport"

@@ -19,8 +19,8 @@ from weft.compat.debugger.profiler import (
 )
 from weft.compat.debugger.rule import ProfilerRule, Rule
 from weft.errors import ConfigError
-from weft.foreign import LARGEST, shown, shown_text, whole
 from weft.rules.configure import nearest
+from weft.untrusted import LARGEST, shown, shown_text, whole
 
 KINDS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "DetailedProfilingConfig": ("detailed_profiling_config", DetailedProfilingConfig),

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from weft.errors import FormatError
-from weft.foreign import parse_json
+from weft.untrusted import parse_json
 
 MOST_CHARACTERS = 1 << 20
 """No description of a job is longer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from weft.errors import ConfigError
-from weft.foreign import shown
+from weft.untrusted import shown
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
 

@@ -14,7 +14,7 @@ from typing import Any
 from weft.compat.variables import DEFAULTS, PARAMETERS
 from weft.config import TP_DEGREES, Settings, written
 from weft.errors import ConfigError, FormatError, warn
-from weft.foreign import parse_json, read_text, shown, shown_text
+from weft.untrusted import parse_json, read_text, shown, shown_text
 
 ORIGINAL = {"1f1b": "interleaved", "gpipe": "simple"}
 """The original's names of the schedules that it has."""

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from weft.errors import UsageError
-from weft.imported import when_imported
+from weft.import_hooks import when_imported
 from weft.tensorflow import private
 
 _installed = False

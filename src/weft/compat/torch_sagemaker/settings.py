@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.compat.variables import DEFAULTS, PARAMETERS
 from weft.errors import ConfigError, FormatError
-from weft.foreign import parse_json, shown_text
+from weft.untrusted import parse_json, shown_text
 
 DEGREES = {
     "tensor_parallel_degree": "cuts layers over ranks",

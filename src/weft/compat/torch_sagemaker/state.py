@@ -13,7 +13,7 @@ import torch.distributed as dist
 from weft.compat.refused import refuse_unknown
 from weft.compat.torch_sagemaker import settings as told
 from weft.errors import UsageError
-from weft.foreign import MOST_RANKS, whole
+from weft.untrusted import MOST_RANKS, whole
 
 
 class Ranker:

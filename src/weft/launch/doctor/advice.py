@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from weft.foreign import shown_text
 from weft.launch.discovery import PORTS
 from weft.launch.doctor.facts import SHARED, Facts
 from weft.launch.doctor.remote import Answer, Link
 from weft.launch.doctor.stream import USUAL_PORT
+from weft.untrusted import shown_text
 
 LEAST_SHARED = 1 << 30
 LEAST_FILES = 4096

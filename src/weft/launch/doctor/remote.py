@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from weft.document import Document
 from weft.errors import FormatError, LaunchError, WeftError
-from weft.foreign import parse_json, shown_text
 from weft.launch.doctor.facts import Facts
 from weft.launch.doctor.stream import Passed
 from weft.launch.engines.ssh import STRICT
+from weft.untrusted import parse_json, shown_text
 
 SECONDS = 60.0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.config import resolve
 from weft.errors import ConfigError, LaunchError
-from weft.foreign import MOST_RANKS, shown, shown_text
+from weft.untrusted import MOST_RANKS, shown, shown_text
 
 FORMS = {
     "local": ("",),

@@ -24,7 +24,7 @@ _OPEN_MPI_4 = (
     "--mca", "oob_tcp_keepalive_intvl", "5", "--mca", "oob_tcp_keepalive_probes", "3",
 )  # fmt: skip
 """Open MPI 4 notices after 25 s, and not after 8 min, that a host is gone, as long as it has sent nothing there since;
-`weft.watch.beside` does the rest. Open MPI 5 has other names for all that."""
+`weft.watch.sidecar` does the rest. Open MPI 5 has other names for all that."""
 
 
 def plan(job: Described, environ: Mapping[str, str]) -> Plan:

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 
 from weft.errors import LaunchError
-from weft.foreign import shown_text
 from weft.launch.engines.described import Described
 from weft.launch.engines.local import rank_program
 from weft.launch.engines.plan import Command, Plan
 from weft.launch.remote.agent import FILE
+from weft.untrusted import shown_text
 
 STRICT = (
     "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=20",

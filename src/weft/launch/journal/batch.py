@@ -14,11 +14,11 @@ from contextlib import closing
 from pathlib import Path
 
 from weft.errors import LaunchError
-from weft.foreign import whole
 from weft.launch.environ import ATTEMPT
+from weft.launch.journal.failure_report import failure
 from weft.launch.journal.files import attempt_folder, attempts
 from weft.launch.journal.journal import Journal
-from weft.launch.journal.said import failure
+from weft.untrusted import whole
 
 
 def main(arguments: Sequence[str]) -> int:

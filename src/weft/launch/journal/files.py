@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from weft.foreign import whole
+from weft.untrusted import whole
 
 RUN, EVENTS, FAILURE = "run.json", "events.jsonl", "failure.json"
 _ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")

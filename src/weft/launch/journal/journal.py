@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.foreign import reason, shown_path
 from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
 from weft.profiler.clock import clock_offset_s
-from weft.watch.files.told import Teller
-from weft.watch.pace import Pace, write
+from weft.untrusted import reason, shown_path
+from weft.watch.files.blocked_ranks import Teller
 from weft.watch.process import began, boot, host_name
+from weft.watch.progress_file import Pace, write
 
 
 class Journal:

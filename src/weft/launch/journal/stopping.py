@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import LaunchError
-from weft.foreign import shown_path
-from weft.launch.journal.told import Told, launcher_of, read
+from weft.launch.journal.job_status import Told, launcher_of, read
 from weft.units import format_seconds
+from weft.untrusted import shown_path
 from weft.watch.process import host_name
 
 SAVE_S = 300.0

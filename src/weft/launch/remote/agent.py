@@ -28,9 +28,9 @@ from weft.launch.output import KEPT_LIMIT
 from weft.launch.remote import recordings
 from weft.launch.remote.mirror import Mirror
 from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Message, Outgoing
-from weft.launch.running.here import Here
 from weft.launch.running.job import usable_cores
-from weft.watch.files.look import Outside
+from weft.launch.running.local_ranks import Here
+from weft.watch.files.file_waits import Outside
 from weft.watch.heartbeat import Page
 from weft.watch.process import host_name
 

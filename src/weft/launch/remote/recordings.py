@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.foreign import shown
 from weft.launch.remote.wire import Message
 from weft.units import format_bytes
+from weft.untrusted import shown
 
 PIECE = 1 << 18
 MOST_FILES = 1000

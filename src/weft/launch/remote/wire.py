@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.foreign import translated
+from weft.untrusted import translated
 
 MARK = b"\n\0weft-agent-1\0\n"
 SILENT_S = 30.0

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.errors import LaunchError
-from weft.foreign import shown_text
-from weft.launch.culprit import exit_code, signal_name
+from weft.launch.journal.failure_report import failure
 from weft.launch.journal.journal import Journal
-from weft.launch.journal.said import failure
 from weft.launch.local import GO_ON, STOPPING
+from weft.launch.root_cause import exit_code, signal_name
+from weft.untrusted import shown_text
 from weft.watch.process import die_with_parent
 
 _FROM_TERMINAL = 0x80

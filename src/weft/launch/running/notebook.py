@@ -25,7 +25,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any, TextIO, TypeVar
 
 from weft.errors import LaunchError, UsageError
-from weft.foreign import MOST_RANKS, shown
+from weft.untrusted import MOST_RANKS, shown
 from weft.watch.process import die_with_parent
 
 MODULE = "weft.launch.running.notebook_rank"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import LaunchError
-from weft.foreign import parse_json, reason, shown_text, translated
 from weft.launch.started.pods import Pod, pod_of
+from weft.untrusted import parse_json, reason, shown_text, translated
 
 Record = dict[str, Any]
 

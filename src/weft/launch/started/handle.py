@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import JobError, LaunchError, WeftError
-from weft.foreign import shown_path, translated
 from weft.launch.engines.described import Described
 from weft.launch.journal.files import log_files, reader
+from weft.launch.journal.job_status import Told, read
 from weft.launch.journal.stopping import END_S, SAVE_S
-from weft.launch.journal.told import Told, read
+from weft.untrusted import shown_path, translated
 
 WITH_LOGS = ("local", "ssh", "torchrun", "mpirun", "slurm")
 """Engines of whose jobs the folder tells, logs of ranks too; MPICH's mpirun keeps none."""

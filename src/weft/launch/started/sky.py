@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.errors import JobError, LaunchError
-from weft.foreign import shown_path, translated
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Plan
 from weft.launch.journal.files import reader
 from weft.launch.journal.stopping import END_S
 from weft.launch.started.handle import ProcessHandle
 from weft.launch.started.pods import headline, of_rank
+from weft.untrusted import shown_path, translated
 
 INSTALL = "pip install 'skypilot[...]', with the clouds that are used"
 CANCELLED = 103

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.errors import LaunchError
-from weft.foreign import shown_path, shown_text
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Plan
 from weft.launch.started.command import command
 from weft.launch.started.handle import Handle, ProcessHandle, SlurmHandle
 from weft.launch.started.kubernetes import KubernetesHandle
 from weft.launch.started.sky import SkyHandle
+from weft.untrusted import shown_path, shown_text
 
 
 def start(job: Described, plan: Plan, environ: Mapping[str, str], shows_output: bool = True) -> Handle:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from weft.errors import ConfigError
-from weft.foreign import MOST_RANKS
 from weft.machines.catalogue import ACCELERATORS, host_of
 from weft.machines.host import Machines
 from weft.machines.storage_prices import bill
@@ -17,6 +16,7 @@ from weft.plan.parallelism.own import Own, price
 from weft.plan.parallelism.search import Found, Plan, search
 from weft.plan.storage import FileSystem, Given, given, need_bytes_per_s, smallest
 from weft.plan.storage_services import Serving, serving
+from weft.untrusted import MOST_RANKS
 
 LARGER = ("H200", "B200")
 """Accelerators with more memory than usual ones, in whose place they are tried where nothing fits."""

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, fields
 
 from weft.errors import ConfigError
-from weft.foreign import shown_text, whole
 from weft.graph.sizes import RECOMPUTE
 from weft.machines.host import Machines
 from weft.plan.parallelism.explain import step_terms
@@ -16,6 +15,7 @@ from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.step import StepTimes, step_of
 from weft.schedule.table import named
 from weft.units import format_seconds
+from weft.untrusted import shown_text, whole
 
 NAMES = {
     "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "experts", "mbs": "microbatch",

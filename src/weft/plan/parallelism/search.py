@@ -21,7 +21,7 @@ from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import Memory, copies, memory_of, usable_bytes
 from weft.plan.parallelism.step import Step, StepTimes, step_of
-from weft.plan.parallelism.weft_today import cannot
+from weft.plan.parallelism.supported_layouts import cannot
 
 KEPT = 10
 """How many of the fastest divisions are kept."""

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft import foreign
+from weft import untrusted
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
-from weft.foreign import MOST_RANKS, cut, listed, shown_path, translated
 from weft.profiler.foreign_traces.spans import Event, spans_of
 from weft.timeline import LATEST_S, MESSAGES, Span, Timeline
+from weft.untrusted import MOST_RANKS, cut, listed, shown_path, translated
 
 SUFFIXES = (".json", ".json.gz")
 _MOST_FILES = 4096
@@ -95,12 +95,12 @@ def _names(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> _Trace:
-    with translated(f"{shown_path(path)} cannot be read"), open(foreign.regular(path), "rb") as file:
+    with translated(f"{shown_path(path)} cannot be read"), open(untrusted.regular(path), "rb") as file:
         with gzip.open(file) if path.name.endswith(".gz") else file as opened:
-            content = foreign.read_limited(opened, foreign.TEXT_LIMIT_BYTES)  # type: ignore[arg-type]
-        if len(content) > foreign.TEXT_LIMIT_BYTES:
-            raise ValueError(f"it has more than {foreign.TEXT_LIMIT_BYTES} bytes: trace fewer steps")
-        found = foreign.parse_json(content.decode("utf-8"), f"{shown_path(path)} is not JSON")
+            content = untrusted.read_limited(opened, untrusted.TEXT_LIMIT_BYTES)  # type: ignore[arg-type]
+        if len(content) > untrusted.TEXT_LIMIT_BYTES:
+            raise ValueError(f"it has more than {untrusted.TEXT_LIMIT_BYTES} bytes: trace fewer steps")
+        found = untrusted.parse_json(content.decode("utf-8"), f"{shown_path(path)} is not JSON")
         record = {"traceEvents": found} if isinstance(found, list) else found
         if not isinstance(record, dict) or not isinstance(record.get("traceEvents"), list):
             raise ValueError('it is no trace: it has no "traceEvents"')

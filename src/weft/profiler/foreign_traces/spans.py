@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.foreign import MOST_RANKS, whole
 from weft.timeline import Span
+from weft.untrusted import MOST_RANKS, whole
 
 GAP_S = 1e-4
 """Work with a shorter gap between is one span: what lies between is the dispatch of the next operator."""

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from weft.document import Document
 from weft.errors import FormatError
-from weft.foreign import read_file, regular
 from weft.timeline import LATEST_S, Span
+from weft.untrusted import read_file, regular
 from weft.watch.process import host_name
 
 VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from weft.foreign import whole
+from weft.untrusted import whole
 
 _LIMIT_BYTES = 1 << 20
 

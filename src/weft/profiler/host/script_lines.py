@@ -23,9 +23,9 @@ from types import FrameType
 from weft.analysis.run import ScriptLine
 from weft.document import Document
 from weft.errors import is_own, is_weft
-from weft.foreign import MOST_RANKS, read_file, whole
 from weft.profiler.recorder import SCRIPT, Recorder
-from weft.visible import visible
+from weft.terminal_text import visible
+from weft.untrusted import MOST_RANKS, read_file, whole
 
 VERSION = 1
 EVERY_S = 0.02

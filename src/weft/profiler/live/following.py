@@ -19,13 +19,13 @@ from pathlib import Path
 
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
-from weft.foreign import MOST_RANKS, parse_json, regular
 from weft.profiler.facts import read_facts
 from weft.profiler.format import HEADER_BYTES, RECORD, Header
 from weft.profiler.host import clocks
 from weft.profiler.spans import span_of
 from weft.profiler.steps import step_of
 from weft.timeline import LATEST_S, WORK, Span, Timeline
+from weft.untrusted import MOST_RANKS, parse_json, regular
 from weft.watch.process import host_name, is_alive
 
 KEEP_STEPS = 64

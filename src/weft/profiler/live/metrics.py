@@ -24,10 +24,10 @@ from typing import Any
 
 from weft.analysis.run import Run, Step
 from weft.errors import FormatError, LaunchError
-from weft.foreign import cut, parse_json
 from weft.profiler.clock import clock_offset_s
 from weft.profiler.live.following import Follower, Tail
-from weft.visible import visible
+from weft.terminal_text import visible
+from weft.untrusted import cut, parse_json
 from weft.watch.heartbeat import Sign, State
 
 MOST_VALUES = 16

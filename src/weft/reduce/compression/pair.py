@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.errors import UsageError
+from weft.reduce.channels import tracks_of
 from weft.reduce.collective import Collective
 from weft.reduce.exchange import Exchange, exchange
 from weft.reduce.hierarchical import Hierarchical
-from weft.reduce.tracks import tracks_of
 
 Init = Callable[[int, torch.dtype, torch.device, int], Any]
 Update = Callable[[Any, torch.Tensor, Collective], torch.Tensor]

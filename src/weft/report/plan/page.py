@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from weft.report.page import asset, policy
-from weft.report.plan.looks import LOOKS
 from weft.report.plan.pictures import memory_bars, memory_rows, memory_table, scatter
 from weft.report.plan.report import PlanReport
-from weft.report.run.words import Table
+from weft.report.plan.styles import LOOKS
+from weft.report.run.labels import Table
 from weft.report.styles import TILE
 from weft.report.templates import environment
 from weft.units import format_bytes

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from weft.plan.parallelism.memory import Memory
 from weft.plan.parallelism.search import Found, Plan
-from weft.report.plan.looks import MEMORY, memory_parts
+from weft.report.plan.styles import MEMORY, memory_parts
 from weft.report.run.charts import Bar, Piece
-from weft.report.run.words import Table
+from weft.report.run.labels import Table
 from weft.units import format_bytes, format_seconds
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.plan.parallelism.search import Found, Plan
 from weft.report.plan.pipeline import Pipeline
-from weft.report.run.words import Table
+from weft.report.run.labels import Table
 
 
 @dataclass(frozen=True)

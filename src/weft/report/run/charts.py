@@ -13,9 +13,9 @@ from typing import NamedTuple
 from weft.analysis.compare import Comparison
 from weft.analysis.run import Sample
 from weft.analysis.scaling import Scaling
+from weft.report.run.labels import LINES, LOOKS, duration, milliseconds, number, percent
 from weft.report.run.report import Report
 from weft.report.run.run_tables import logged
-from weft.report.run.words import LINES, LOOKS, duration, milliseconds, number, percent
 from weft.units import format_bytes
 
 WIDTH, HEIGHT = 1000.0, 100.0

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from weft.analysis.compare import Comparison
-from weft.analysis.plan.beside import BesidePlan, Term
+from weft.analysis.plan.comparison import BesidePlan, Term
 from weft.analysis.scaling import Scaling
 from weft.report.run.report import Report
 from weft.rules.rule import Finding

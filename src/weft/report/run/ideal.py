@@ -6,10 +6,10 @@ import statistics
 
 from weft.analysis.analysis import Analysis
 from weft.errors import WeftError
-from weft.foreign import MOST_ACTIONS
 from weft.schedule import NAMES, make
 from weft.simulate import Simulation, StageCost, simulate
 from weft.timeline import Span, Timeline
+from weft.untrusted import MOST_ACTIONS
 
 
 def ideal_step(analysis: Analysis) -> Timeline | None:

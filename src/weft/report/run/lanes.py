@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from weft.report.embedded import differences, fitting_tick_ns, page_data, ticks, timeline_data
 from weft.report.run.ideal import ideal_step
+from weft.report.run.labels import duration
 from weft.report.run.report import Report
-from weft.report.run.words import duration
 from weft.timeline import Timeline
 
 MOST_SPANS = 64_000

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.report.embedded import embed
 from weft.report.page import asset, legend, policy, script
-from weft.report.run import beside, charts, run_tables, step_tables
+from weft.report.run import charts, comparison_tables, run_tables, step_tables
+from weft.report.run.labels import LOOKS, Table, duration
 from weft.report.run.lanes import MOST_SPANS, Lanes, lanes
 from weft.report.run.report import Report
-from weft.report.run.words import LOOKS, Table, duration
 from weft.report.styles import TILE
 from weft.report.templates import environment
 
@@ -95,12 +95,18 @@ def sections(report: Report) -> list[Section]:
 def _beside(report: Report) -> list[Section]:
     found = []
     if (comparison := report.comparison) is not None:
-        tables, bars = beside.compared(comparison), [charts.compared(comparison)]
+        tables, bars = comparison_tables.compared(comparison), [charts.compared(comparison)]
         found.append(Section("compared", "Beside the earlier run", comparison.text, tables, bars=bars))
     if (scaling := report.scaling) is not None:
         chart = charts.scaled(scaling)
         found.append(
-            Section("scaling", "Scaling", scaling.text, beside.scaled(scaling), [chart] if chart else [])
+            Section(
+                "scaling",
+                "Scaling",
+                scaling.text,
+                comparison_tables.scaled(scaling),
+                [chart] if chart else [],
+            )
         )
     return found
 
@@ -112,7 +118,7 @@ def _beside_plan(report: Report) -> list[Section]:
         f"{report.plan.text} Waiting is the rest of a partition's step: for transfers, and with nothing to run. What "
         "precedes and follows the microbatches is in no row."
     )
-    return [Section("plan", "Beside the plan", note, beside.planned(report.plan))]
+    return [Section("plan", "Beside the plan", note, comparison_tables.planned(report.plan))]
 
 
 def _of_a_step(report: Report) -> list[Section]:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import Comparison
-from weft.analysis.plan.beside import BesidePlan
+from weft.analysis.plan.comparison import BesidePlan
 from weft.analysis.scaling import Scaling
 from weft.analysis.series import median, outliers
 from weft.rules.rule import FOUND, Finding, Rule, Status

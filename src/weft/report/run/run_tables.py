@@ -10,8 +10,7 @@ from weft.analysis.measured import samples_of
 from weft.analysis.replay import FAITHFUL
 from weft.analysis.run import Sample
 from weft.analysis.series import quantile
-from weft.report.run.report import Report
-from weft.report.run.words import (
+from weft.report.run.labels import (
     MOST_RANKS,
     RUN_PARTS,
     Table,
@@ -21,6 +20,7 @@ from weft.report.run.words import (
     of_ranks,
     percent,
 )
+from weft.report.run.report import Report
 from weft.units import format_bytes
 
 SETTINGS = ("partitions", "microbatches", "pipeline", "optimize", "active_microbatches", "prescaled_batch")

@@ -6,8 +6,8 @@ import statistics
 from collections import defaultdict
 
 from weft.analysis.series import median, quantile
+from weft.report.run.labels import MOST_RANKS, PARTS, Table, milliseconds, number, of_ranks, percent
 from weft.report.run.report import Report
-from weft.report.run.words import MOST_RANKS, PARTS, Table, milliseconds, number, of_ranks, percent
 
 LEAST_GAIN = 0.005
 """A gain that is shown, as a share of a step."""

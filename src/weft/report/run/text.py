@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import fill, indent
 
-from weft.report.run import beside, run_tables, step_tables
+from weft.report.run import comparison_tables, run_tables, step_tables
+from weft.report.run.labels import Table, number, percent, sentence
 from weft.report.run.report import Report
-from weft.report.run.words import Table, number, percent, sentence
 from weft.report.text import table
 from weft.rules.rule import Finding, Status
-from weft.visible import visible
+from weft.terminal_text import visible
 
 WIDTH = 110
 
@@ -44,9 +44,9 @@ def _tables(report: Report) -> list[Table]:
     parts, whole = step_tables.parts(report), run_tables.run_times(report)
     return [
         whole.turned() if len(whole.rows) < len(whole.headers) else whole,
-        *(beside.compared(report.comparison) if report.comparison is not None else []),
-        *(beside.scaled(report.scaling) if report.scaling is not None else []),
-        *(beside.planned(report.plan) if report.plan is not None else []),
+        *(comparison_tables.compared(report.comparison) if report.comparison is not None else []),
+        *(comparison_tables.scaled(report.scaling) if report.scaling is not None else []),
+        *(comparison_tables.planned(report.plan) if report.plan is not None else []),
         parts.turned() if len(parts.rows) < len(parts.headers) else parts,
         step_tables.what_if(report),
         step_tables.balance(report),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
-from weft.foreign import listed
 from weft.rules.rule import Finding, Rule
+from weft.untrusted import listed
 
 
 @dataclass(frozen=True)

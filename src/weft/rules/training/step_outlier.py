@@ -9,10 +9,10 @@ from statistics import fmean, median
 from weft.analysis.analysis import Analysis
 from weft.analysis.parts import Parts
 from weft.analysis.series import outliers
-from weft.foreign import listed
 from weft.rules.measures import percent
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
+from weft.untrusted import listed
 
 FIRST = 2
 """So many steps at the begin trace and split, or wait for other ranks that do."""

@@ -24,7 +24,6 @@ from weft.checkpoint.agree import come_together, gather_faults
 from weft.checkpoint.folder import explain
 from weft.checkpoint.save import Saves, meet
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import parse_json, shown_text
 from weft.session.collectives import agree_on, broadcast_text
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.export import check_loadable, gathered
@@ -33,6 +32,7 @@ from weft.tensorflow.checkpoint.restore import AllRanks
 from weft.tensorflow.checkpoint.tensor_files import array_of
 from weft.tensorflow.session.freeing import free_others, is_here
 from weft.tensorflow.session.session import Session, session
+from weft.untrusted import parse_json, shown_text
 
 FAILED = (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile)
 """The errors of h5py, zipfile and Keras for a file that cannot be written, or read."""

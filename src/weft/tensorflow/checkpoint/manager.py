@@ -10,11 +10,11 @@ from weft.checkpoint.agree import ask_first
 from weft.checkpoint.find import saves
 from weft.checkpoint.names import check_tag
 from weft.errors import UsageError
-from weft.foreign import shown, whole
 from weft.tensorflow.checkpoint.contents import Contents
 from weft.tensorflow.checkpoint.restore import AllRanks
 from weft.tensorflow.checkpoint.save import resume, save
 from weft.tensorflow.session.session import session
+from weft.untrusted import shown, whole
 
 
 class CheckpointManager:

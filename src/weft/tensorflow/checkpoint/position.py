@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from weft.errors import CheckpointError
-from weft.foreign import translated
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint import user_values
+from weft.untrusted import translated
 
 
 class Position:

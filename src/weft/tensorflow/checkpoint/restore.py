@@ -12,7 +12,6 @@ from weft.checkpoint.agree import gather_faults
 from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import listed, translated
 from weft.session.collectives import broadcast_text, gather_texts
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint import held, user_values
@@ -20,6 +19,7 @@ from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents
 from weft.tensorflow.checkpoint.names import fit, optimizer_state
 from weft.tensorflow.checkpoint.tensor_files import ShardReader
 from weft.tensorflow.session.session import Session
+from weft.untrusted import listed, translated
 
 log = logging.getLogger("weft")
 

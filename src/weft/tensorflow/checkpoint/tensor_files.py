@@ -12,8 +12,8 @@ import tensorflow as tf
 from weft.checkpoint import shard
 from weft.checkpoint.index import ITEM_BYTES, Entry, Shard
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import shown_text, translated
 from weft.tensorflow import private
+from weft.untrusted import shown_text, translated
 
 
 def stage(tensors: Mapping[str, Any], copy: bool) -> dict[str, np.ndarray[Any, Any]]:

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import LARGEST, shown, shown_text, translated
 from weft.tensorflow import private
+from weft.untrusted import LARGEST, shown, shown_text, translated
 
 MAX_DEPTH = 100
 _NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,9}")

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import DivergenceError, UsageError
+from weft.reduce.all_reduce_queue import AllReduceQueue
 from weft.reduce.choice import choose
 from weft.reduce.compression import make
 from weft.reduce.exchange import all_reduce_extreme
-from weft.reduce.lane import Lane
 from weft.session.collectives import gather_texts
 from weft.session.recording import record
 from weft.tensorflow.replicas.flat import Flat
@@ -214,18 +214,24 @@ class Check:
         )
 
 
-def _lane(session: Session, axis: str) -> Lane:
+def _lane(session: Session, axis: str) -> AllReduceQueue:
     """The way of averages over an axis; all its ranks make theirs at once. A repeated ``init`` may ask for another."""
     settings = session.settings
-    key = Lane, session.peers(axis), settings.all_reduce, settings.compression, settings.deterministic
+    key = (
+        AllReduceQueue,
+        session.peers(axis),
+        settings.all_reduce,
+        settings.compression,
+        settings.deterministic,
+    )
     if key not in session.kept:
         session.kept[key] = _make_lane(session, axis)
     found = session.kept[key]
-    assert isinstance(found, Lane)
+    assert isinstance(found, AllReduceQueue)
     return found
 
 
-def _make_lane(session: Session, axis: str) -> Lane:
+def _make_lane(session: Session, axis: str) -> AllReduceQueue:
     settings = session.settings
     compression = make(settings.compression) if settings.compression else None
     # A group of its own, so that its sums never mix with those of a script.
@@ -233,7 +239,7 @@ def _make_lane(session: Session, axis: str) -> Lane:
     algorithm = settings.all_reduce
     if settings.deterministic and algorithm == "auto":  # which would measure
         algorithm = "direct"
-    return Lane(
+    return AllReduceQueue(
         choose(group, algorithm, compressed=compression is not None, timeout=session.timeout), compression
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import DivergenceError, PlacementError
-from weft.foreign import read_text
 from weft.partition import Placement, Problem
 from weft.partition.balanced import balances, candidates, metis
 from weft.partition.balanced.candidate import Balance, Candidate
@@ -31,6 +30,7 @@ from weft.tensorflow.session.session import Session
 from weft.tensorflow.split.units import Units
 from weft.tensorflow.trace.operations import Record
 from weft.topology.cluster import Link
+from weft.untrusted import read_text
 
 log = logging.getLogger("weft")
 

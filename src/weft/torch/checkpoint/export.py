@@ -14,10 +14,10 @@ from weft.checkpoint.find import faults, in_order
 from weft.checkpoint.folder import appearing
 from weft.checkpoint.names import check_path
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import translated
 from weft.torch.checkpoint.formats.sums import write_sums
 from weft.torch.checkpoint.restore import model_names
 from weft.torch.checkpoint.tensor_files import ShardReader, find_safetensors, stage
+from weft.untrusted import translated
 
 SHARD_BYTES = 5 * 10**9
 

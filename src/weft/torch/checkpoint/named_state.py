@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from weft.checkpoint.part import Part
 from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import translated
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import MASTERS, DistributedOptimizer
 from weft.torch.replicas.whole_tensors import like, whole
@@ -31,6 +30,7 @@ from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
+from weft.untrusted import translated
 
 Reader = Callable[[str], Tensor]
 

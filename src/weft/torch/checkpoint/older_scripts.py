@@ -27,7 +27,6 @@ from weft.checkpoint.agree import gather_faults
 from weft.checkpoint.find import is_ours, newest_tag
 from weft.checkpoint.names import folder_name
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import shown, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, find_state
 from weft.torch.checkpoint.formats.torch_file import load_file
@@ -37,6 +36,7 @@ from weft.torch.optimizer import MASTERS, SCALE, DistributedOptimizer
 from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors.state_names import fitting
+from weft.untrusted import shown, translated
 
 _SCALES = ("loss_scale", "cur_scale")
 

@@ -22,7 +22,6 @@ from weft.checkpoint.find import Found
 from weft.checkpoint.index import Index
 from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.landing import Put, fill, land
 from weft.torch.checkpoint.tensor_files import ShardReader
@@ -32,6 +31,7 @@ from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.state_names import fitting
+from weft.untrusted import translated
 
 log = logging.getLogger("weft")
 APART = (

@@ -13,7 +13,7 @@ from weft.checkpoint.index import Entry, Shard
 from weft.checkpoint.shard import Reader, write
 from weft.communication.serialise import named_dtype
 from weft.errors import CheckpointError, UsageError
-from weft.foreign import shown_text, translated
+from weft.untrusted import shown_text, translated
 
 
 def find_safetensors() -> object:

@@ -39,7 +39,6 @@ from weft.checkpoint.names import check_tag, read_text
 from weft.checkpoint.save import Request, SaveReport, Saves, meet
 from weft.document import Document
 from weft.errors import CheckpointError, FormatError, UsageError
-from weft.foreign import LARGEST, parse_json, regular, translated
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.formats.source import InMemory, Renamed, Source, open_source
 from weft.torch.checkpoint.formats.sums import check_sums
@@ -50,6 +49,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.session.collectives import AllRanks
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
+from weft.untrusted import LARGEST, parse_json, regular, translated
 
 log = logging.getLogger("weft")
 _MANIFEST_LIMIT_BYTES = 1 << 20

@@ -9,6 +9,6 @@ out which layers can do so, ``cut_sequences`` lets them.
 from .apply import cut_sequences
 from .find import find
 from .regions import Sequences
-from .weights import Sharers
+from .weights import ContextGroup
 
-__all__ = ["Sequences", "Sharers", "cut_sequences", "find"]
+__all__ = ["Sequences", "ContextGroup", "cut_sequences", "find"]

@@ -16,18 +16,18 @@ from weft.torch.pytorch.private import redistributes, take_plain_for_whole, vers
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.rules import shard_of
-from weft.torch.tensor_parallel.spread import Spread, may_spread, plain, spread
-from weft.torch.tensor_parallel.team import Team, team_of
+from weft.torch.tensor_parallel.shard_group import ShardGroup, team_of
+from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.nested import replace
 
-from .both import let_both
-from .dealt import deals
 from .exchange import can_cut, cut, in_parts, like
+from .mesh_2d import let_both
 from .multihead import attend
 from .regions import Sequences
 from .rules import Positions, whole
-from .weights import Sharers, used
+from .weights import ContextGroup, used
+from .zigzag import deals
 
 
 def sequence_in(args: Any, kwargs: Any) -> Tensor | None:
@@ -62,20 +62,30 @@ class Region:
     """
 
     def __init__(
-        self, module: nn.Module, dim: int, keeps: bool, team: Sharers, active: Callable[[], bool],
+        self, module: nn.Module, dim: int, keeps: bool, shard_group: ContextGroup, active: Callable[[], bool],
         unit: bool = False,
     ) -> None:  # fmt: skip
-        self.module, self.dim, self.keeps, self.team, self.active = module, dim, keeps, team, active
+        self.module, self.dim, self.keeps, self.shard_group, self.active = (
+            module,
+            dim,
+            keeps,
+            shard_group,
+            active,
+        )
         self.unit = unit
         self.own = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.own or MethodType(type(self.module).forward, self.module)
         given = sequence_in(args, kwargs) if self.active() else None
-        if given is None or given.ndim <= self.dim or not can_cut(given.shape[self.dim], self.team.size):
+        if (
+            given is None
+            or given.ndim <= self.dim
+            or not can_cut(given.shape[self.dim], self.shard_group.size)
+        ):
             return forward(*args, **kwargs)
-        team = self.team.for_length(given.shape[self.dim])
-        part = cut(given, self.dim, team) if (own := self._part(given, team)) is None else own
+        shard_group = self.shard_group.for_length(given.shape[self.dim])
+        part = cut(given, self.dim, shard_group) if (own := self._part(given, shard_group)) is None else own
         before = written(part)
         args, kwargs = with_part(args, kwargs, given, part)
         result = forward(*args, **kwargs)
@@ -85,29 +95,39 @@ class Region:
                 "let it write into a copy, x.clone()"
             )
         if not (self.unit and inside_unit()):
-            make_whole(args, kwargs, team)
-        return replace(result, lambda each: self._left(each, team), attributes=False)
+            make_whole(args, kwargs, shard_group)
+        return replace(result, lambda each: self._left(each, shard_group), attributes=False)
 
-    def _part(self, given: Tensor, team: Team) -> DTensor | None:
+    def _part(self, given: Tensor, shard_group: ShardGroup) -> DTensor | None:
         """What another region has left in parts, if these are the ones."""
-        if not isinstance(given, Spread) or given.team is not team or given.old() or given.moved():
+        if (
+            not isinstance(given, ShardedActivation)
+            or given.shard_group is not shard_group
+            or given.old()
+            or given.moved()
+        ):
             return None
         total = given.shape[self.dim]
-        if given.along != self.dim or given.places != team.places(total):
+        if given.along != self.dim or given.places != shard_group.places(total):
             return None
-        return in_parts(given.part, self.dim, total, team)
+        return in_parts(given.part, self.dim, total, shard_group)
 
-    def _left(self, result: Tensor, team: Team) -> Tensor:
+    def _left(self, result: Tensor, shard_group: ShardGroup) -> Tensor:
         if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_parts(result)) > 1:
-            return whole(result, team)
+            return whole(result, shard_group)
         assert isinstance(result, DTensor)
-        return spread(result.to_local(), team, self.dim, team.places(result.shape[self.dim]))
+        return spread(result.to_local(), shard_group, self.dim, shard_group.places(result.shape[self.dim]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)
         memo[id(self)] = copied
         copied.module, copied.own = memo[id(self.module)], copy.deepcopy(self.own, memo)
-        copied.dim, copied.keeps, copied.team, copied.active = self.dim, self.keeps, self.team, self.active
+        copied.dim, copied.keeps, copied.shard_group, copied.active = (
+            self.dim,
+            self.keeps,
+            self.shard_group,
+            self.active,
+        )
         copied.unit = self.unit
         return copied
 
@@ -121,18 +141,18 @@ def written(part: DTensor) -> tuple[int, int]:
     return version(part), version(part.to_local())
 
 
-def make_whole(args: Any, kwargs: Any, team: Team) -> None:
+def make_whole(args: Any, kwargs: Any, shard_group: ShardGroup) -> None:
     """Gather what objects among a module's arguments hold in parts after its call, keys and values say."""
     for thing in (*args, *kwargs.values()):
         if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
-            replace(thing, lambda tensor: whole(tensor, team))
+            replace(thing, lambda tensor: whole(tensor, shard_group))
 
 
 class OnPositions:
     """Stands for the ``forward`` of a module that would see samples and positions as one dimension."""
 
-    def __init__(self, module: nn.Module, team: Team) -> None:
-        self.module, self.team = module, team
+    def __init__(self, module: nn.Module, shard_group: ShardGroup) -> None:
+        self.module, self.shard_group = module, shard_group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module
@@ -141,22 +161,22 @@ class OnPositions:
         if isinstance(module, nn.MultiheadAttention):
             return attend(module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
-        team = team_of(given) or self.team
-        weight, bias = (used(each, team) for each in (module.weight, module.bias))
-        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, team)
+        shard_group = team_of(given) or self.shard_group
+        weight, bias = (used(each, shard_group) for each in (module.weight, module.bias))
+        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, shard_group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnPositions:
-        copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.team)
+        copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.shard_group)
         return copied
 
 
-def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
+def placeholder(root: nn.Module, shard_group: ShardGroup) -> list[nn.Module]:
     """Let modules in ``root`` that would see samples and positions as one dimension take parts; which ones they are."""
     found = []
     for module in root.modules():
         known = is_transposed(module) or type(module) is nn.MultiheadAttention
         if known and "forward" not in module.__dict__:
-            module.__dict__["forward"] = OnPositions(module, team)
+            module.__dict__["forward"] = OnPositions(module, shard_group)
             found.append(module)
     return found
 
@@ -164,7 +184,7 @@ def stand_in(root: nn.Module, team: Team) -> list[nn.Module]:
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
     active: Callable[[], bool], ranks: Tensor | None = None, units: Collection[str] = (),
-) -> Sharers | None:  # fmt: skip
+) -> ContextGroup | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
     Args:
@@ -192,22 +212,22 @@ def cut_sequences(
     if not regions:
         return None
     take_plain_for_whole()
-    team = Sharers.of(group, rank, sequences.size, device)
-    assert isinstance(team, Sharers)
+    shard_group = ContextGroup.of(group, rank, sequences.size, device)
+    assert isinstance(shard_group, ContextGroup)
     if sequences.balanced and redistributes:
-        team.deal()
-    for order in team.orders():
+        shard_group.deal()
+    for order in shard_group.orders():
         answer(Positions(order))
         if order.balanced:
             deals(order)
     if ranks is not None:
-        team.further = let_both([modules[name] for name in regions], team.orders(), ranks)
+        shard_group.further = let_both([modules[name] for name in regions], shard_group.orders(), ranks)
     for name, dim in regions.items():
-        stand_in(modules[name], team)
+        placeholder(modules[name], shard_group)
         modules[name].__dict__["forward"] = Region(
-            modules[name], dim, name in sequences.kept, team, active, name in units
+            modules[name], dim, name in sequences.kept, shard_group, active, name in units
         )
-    return team
+    return shard_group
 
 
 def _is_region(module: nn.Module) -> bool:

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
 from weft.torch.tensor_parallel.rules import shard_of
-from weft.torch.tensor_parallel.spread import Narrowed, Together, plain
-from weft.torch.tensor_parallel.team import Quiet, Team
-from weft.torch.tensors.places import sizes_of
+from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
+from weft.torch.tensor_parallel.sharded_activations import Narrowed, Together, plain
+from weft.torch.tensors.shard_positions import sizes_of
 
 
 def can_cut(total: int, ranks: int) -> bool:
@@ -21,60 +21,64 @@ def can_cut(total: int, ranks: int) -> bool:
     return sizes_of(total, ranks)[-1] > 0
 
 
-def own(whole: Tensor, dim: int, team: Team) -> Tensor:
+def own(whole: Tensor, dim: int, shard_group: ShardGroup) -> Tensor:
     """This rank's positions of a whole tensor."""
-    return team.places(whole.shape[dim]).own(whole, dim, team.rank)
+    return shard_group.places(whole.shape[dim]).own(whole, dim, shard_group.rank)
 
 
 class _Share(Quiet):
     """Part to whole, for what each rank uses in another way, keys say: the gradients of all are added up."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, total: int, team: Team) -> Tensor:
-        ctx.dim, ctx.team = dim, team
-        return _gathered(part, dim, total, team)
+    def forward(ctx: Any, part: Tensor, dim: int, total: int, shard_group: ShardGroup) -> Tensor:
+        ctx.dim, ctx.shard_group = dim, shard_group
+        return _gathered(part, dim, total, shard_group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        team, places = ctx.team, ctx.team.places(gradient.shape[ctx.dim])
-        return team.add_up_parts(gradient, ctx.dim, places), None, None, None
+        shard_group, places = ctx.shard_group, ctx.shard_group.places(gradient.shape[ctx.dim])
+        return shard_group.add_up_parts(gradient, ctx.dim, places), None, None, None
 
 
-def _gathered(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
-    return team.whole_of(part, dim, team.places(total))
+def _gathered(part: Tensor, dim: int, total: int, shard_group: ShardGroup) -> Tensor:
+    return shard_group.whole_of(part, dim, shard_group.places(total))
 
 
-def in_parts(local: Tensor, dim: int, total: int, team: Team) -> DTensor:
+def in_parts(local: Tensor, dim: int, total: int, shard_group: ShardGroup) -> DTensor:
     """The ranks' tensors as one, with ``total`` positions along ``dim``."""
     dim %= local.ndim
     shape = torch.Size([*local.shape[:dim], total, *local.shape[dim + 1 :]])
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, team.mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(
+        local, shard_group.mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride
+    )
 
 
-def like(local: Tensor, given: DTensor, team: Team) -> DTensor:
-    """A tensor in the parts that ``team`` has of ``given``, also where these are samples and positions seen as one
+def like(local: Tensor, given: DTensor, shard_group: ShardGroup) -> DTensor:
+    """A tensor in the parts that ``group`` has of ``given``, also where these are samples and positions seen as one
     dimension."""
-    sizes, placements = list(local.shape), given.placements[: team.mesh.ndim]
+    sizes, placements = list(local.shape), given.placements[: shard_group.mesh.ndim]
     for placement in placements:
         dim = placement.dim  # type: ignore[attr-defined]
         sizes[dim] = given.shape[dim]
     shape = torch.Size(sizes)
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, team.mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(
+        local, shard_group.mesh, placements, run_check=False, shape=shape, stride=stride
+    )
 
 
-def cut(whole: Tensor, dim: int, team: Team) -> DTensor:
+def cut(whole: Tensor, dim: int, shard_group: ShardGroup) -> DTensor:
     """A whole tensor, equal on all ranks, in parts along ``dim``."""
-    part: Tensor = Narrowed.apply(plain(whole), team, dim, team.places(whole.shape[dim]))
-    return in_parts(part, dim, whole.shape[dim], team)
+    part: Tensor = Narrowed.apply(plain(whole), shard_group, dim, shard_group.places(whole.shape[dim]))
+    return in_parts(part, dim, whole.shape[dim], shard_group)
 
 
-def gather(tensor: DTensor, team: Team) -> Tensor:
+def gather(tensor: DTensor, shard_group: ShardGroup) -> Tensor:
     """The whole of a tensor in parts, for what every rank computes alike."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
-    whole: Tensor = Together.apply(tensor.to_local(), team, dim, team.places(tensor.shape[dim]))
+    whole: Tensor = Together.apply(tensor.to_local(), shard_group, dim, shard_group.places(tensor.shape[dim]))
     return whole
 
 
@@ -84,9 +88,9 @@ class KeptInParts:
     Where somebody else says how tensors are kept (activation checkpoints, say), nothing changes.
     """
 
-    def __init__(self, team: Team, *pairs: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, shard_group: ShardGroup, *pairs: tuple[Tensor, Tensor]) -> None:
         """``pairs``: tensors in parts, and the whole ones that :func:`share` gave for them."""
-        self._team = team
+        self._team = shard_group
         self._parts = {
             whole.untyped_storage().data_ptr(): (given.to_local().detach(), shard_of(given) or 0, whole.shape)
             for given, whole in pairs
@@ -125,8 +129,8 @@ class KeptInParts:
         return whole.as_strided(*seen)
 
 
-def share(tensor: DTensor, team: Team) -> Tensor:
+def share(tensor: DTensor, shard_group: ShardGroup) -> Tensor:
     """The whole of a tensor in parts, of which each rank makes something of its own."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
-    whole: Tensor = _Share.apply(tensor.to_local(), dim, tensor.shape[dim], team)
+    whole: Tensor = _Share.apply(tensor.to_local(), dim, tensor.shape[dim], shard_group)
     return whole

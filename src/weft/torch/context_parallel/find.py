@@ -29,18 +29,18 @@ from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
 from weft.torch.tensor_parallel.rules import Unsplittable, parts_in, shard_of
+from weft.torch.tensor_parallel.search_trial import Collectives, Stop
+from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
+from weft.torch.tensor_parallel.sharded_activations import watch
 from weft.torch.tensor_parallel.splits import pattern
-from weft.torch.tensor_parallel.spread import watch
-from weft.torch.tensor_parallel.team import Team, new_name
-from weft.torch.tensor_parallel.trial import Collectives, Stop
 from weft.torch.tensors.nested import replace, tensors_in
 
-from .apply import make_whole, sequence_in, stand_in, with_part, written
-from .dealt import can_deal, deals
+from .apply import make_whole, placeholder, sequence_in, with_part, written
 from .exchange import can_cut, cut
 from .regions import BALANCED, Sequences
 from .rules import PRODUCTS, Positions, is_causal, whole
-from .weights import Sharers
+from .weights import ContextGroup
+from .zigzag import can_deal, deals
 
 
 def find(
@@ -65,7 +65,7 @@ def find(
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
-        trial, watcher = Trial(model, apart), Watcher(Team(mesh, None, 0, size))
+        trial, watcher = Trial(model, apart), Watcher(ShardGroup(mesh, None, 0, size))
         while _once(trial, run, watcher):
             pass  # each run keeps more modules whole, or tries another dimension
         order = _order(trial, run, watcher)
@@ -88,11 +88,14 @@ def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
         return "there is no causal attention"
     if not redistributes:
         return f"PyTorch {torch.__version__} cannot be told another order"
-    size = watcher.team.size
+    size = watcher.shard_group.size
     if not all(can_deal(length, size) for length in trial.lengths):
         return BALANCED  # where lengths allow it
-    again, dealing = trial.again(), Watcher(Sharers(watcher.team.mesh, None, 0, size, balanced=True))
-    deals(dealing.team)
+    again, dealing = (
+        trial.again(),
+        Watcher(ContextGroup(watcher.shard_group.mesh, None, 0, size, balanced=True)),
+    )
+    deals(dealing.shard_group)
     _once(again, run, dealing)
     return next((f"{name}: {reason}" for name, reason in again.reasons.items()), BALANCED)
 
@@ -228,7 +231,7 @@ class Attempt:
 
     def attach(self) -> None:
         """From now on calls of the module come here."""
-        self._inside = stand_in(self.module, self.watcher.team)
+        self._inside = placeholder(self.module, self.watcher.shard_group)
         self.module.__dict__["forward"] = self
 
     def detach(self) -> None:
@@ -242,7 +245,7 @@ class Attempt:
                     del each.__dict__["forward"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        team = self.watcher.team
+        shard_group = self.watcher.shard_group
         given = sequence_in(args, kwargs)
         dims = [] if given is None else [1, 0] if given.ndim == 3 else [1]
         reason = ""
@@ -254,8 +257,8 @@ class Attempt:
             why for name, why in self.trial.apart.items() if f"{name}.".startswith(f"{self.name}.")
         ]:
             reason = apart[0]
-        elif not can_cut(given.shape[dims[self.at]], team.size):
-            reason = f"it gets {given.shape[dims[self.at]]} positions, too few for {team.size} ranks"
+        elif not can_cut(given.shape[dims[self.at]], shard_group.size):
+            reason = f"it gets {given.shape[dims[self.at]]} positions, too few for {shard_group.size} ranks"
         if reason or given is None:
             self.trial.conflict(self.name, self.at, dims, reason)
         assert given is not None
@@ -279,7 +282,7 @@ class Attempt:
         inside = self.module.__dict__.get("forward")
         if type(inside).__name__ == "OnPositions":
             forward = inside
-        part = cut(leaf, dim, watcher.team)
+        part = cut(leaf, dim, watcher.shard_group)
         before = written(part)
         args, kwargs = with_part(args, kwargs, given, part)
         try:
@@ -299,9 +302,9 @@ class Attempt:
             isinstance(each, DTensor) for module in self.module.modules() for each in vars(module).values()
         ):
             raise Conflict("it keeps a tensor in an attribute")
-        make_whole(args, kwargs, watcher.team)
+        make_whole(args, kwargs, watcher.shard_group)
         watcher.check_backward(self.module, parts, leaf)
-        return replace(result, lambda each: whole(each, watcher.team), attributes=False)
+        return replace(result, lambda each: whole(each, watcher.shard_group), attributes=False)
 
 
 class Watcher(Positions):
@@ -313,8 +316,8 @@ class Watcher(Positions):
         causal: Whether there was causal attention.
     """
 
-    def __init__(self, team: Team) -> None:
-        super().__init__(team)
+    def __init__(self, shard_group: ShardGroup) -> None:
+        super().__init__(shard_group)
         self.collectives, self.products = Collectives(), 0
         self.attends = self.causal = False
         self._backwards = False

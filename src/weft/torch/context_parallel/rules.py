@@ -30,23 +30,23 @@ from weft.torch.tensor_parallel.rules import (
     statistics,
     stream_of_part,
 )
-from weft.torch.tensor_parallel.spread import plain
-from weft.torch.tensor_parallel.team import Team, team_of
+from weft.torch.tensor_parallel.shard_group import ShardGroup, team_of
+from weft.torch.tensor_parallel.sharded_activations import plain
 
-from .dealt import check_blocks
 from .exchange import KeptInParts, gather, in_parts, like, own, share
-from .weights import Sharers, used, used_as_whole
+from .weights import ContextGroup, used, used_as_whole
+from .zigzag import check_blocks
 
 
-def whole(tensor: Tensor, team: Team) -> Tensor:
+def whole(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """A plain tensor with what the ranks hold together, for what every one of them computes alike."""
     owner = team_of(tensor) if isinstance(tensor, DTensor) else None
-    if isinstance(owner, Sharers) and isinstance(tensor, DTensor):
+    if isinstance(owner, ContextGroup) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
         owner = team_of(tensor)
-    ours = owner is None or owner is team or isinstance(owner, Sharers)  # the others have heads
+    ours = owner is None or owner is shard_group or isinstance(owner, ContextGroup)  # the others have heads
     if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
-        return gather(tensor, owner or team)
+        return gather(tensor, owner or shard_group)
     return as_whole(tensor)
 
 
@@ -66,26 +66,26 @@ def _dims_after(tensor: Any) -> int:
     return int(tensor.ndim - dim - 1)
 
 
-def _for_all(tensor: Tensor, team: Team) -> Tensor:
+def _for_all(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """An operand that every rank needs whole, for positions of its own."""
     if not isinstance(tensor, DTensor):
-        return used(tensor, team)
+        return used(tensor, shard_group)
     if shard_of(tensor) is None:
         raise Unsplittable("has an operand in other parts")
-    return share(tensor, team)
+    return share(tensor, shard_group)
 
 
-def linear(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def linear(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A linear, position by position."""
     given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
     x, weight, bias = given["input"], given["weight"], given.get("bias")
     if _dims_after(x) < 1 or isinstance(weight, DTensor) or isinstance(bias, DTensor):
         raise Unsplittable("sums over positions")
-    result = func(x.to_local(), used(weight, team), None if bias is None else used(bias, team))
-    return like(result, x, team)
+    result = func(x.to_local(), used(weight, shard_group), None if bias is None else used(bias, shard_group))
+    return like(result, x, shard_group)
 
 
-def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def norm(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A norm over the last dimensions."""
     x, shape = (*args, *kwargs.values())[:2]
     weights = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, Tensor) and each is not x]
@@ -93,8 +93,8 @@ def norm(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if any(isinstance(each, DTensor) for each in weights) or _dims_after(x) < normed:
         raise Unsplittable("is taken over positions")
     local = x.to_local()
-    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else used(each, team))
-    return like(func(*args, **kwargs), x, team)
+    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else used(each, shard_group))
+    return like(func(*args, **kwargs), x, shard_group)
 
 
 _ATTENTION = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
@@ -106,7 +106,7 @@ def is_causal(args: Any, kwargs: Any) -> bool:
     return bool(given.get("is_causal")) and given.get("attn_mask") is None
 
 
-def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Scaled dot-product attention of this rank's positions to those of all."""
     given = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
     query, key, value = (given.pop(name) for name in ("query", "key", "value"))
@@ -118,13 +118,13 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         raise Unsplittable("is causal, with fewer keys than queries")
     assert isinstance(query, DTensor)
     local, given_key, given_value = query.to_local(), key, value
-    key, value = _for_all(key, team), _for_all(value, team)
-    kept = KeptInParts(team, (given_key, key), (given_value, value))
+    key, value = _for_all(key, shard_group), _for_all(value, shard_group)
+    kept = KeptInParts(shard_group, (given_key, key), (given_value, value))
     if mask is not None:
-        mask = _rows(mask, total, team)
-    with kept, stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+        mask = _rows(mask, total, shard_group)
+    with kept, stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
         if causal and mask is None:
-            spans = team.places(total).spans[team.rank]
+            spans = shard_group.places(total).spans[shard_group.rank]
             pieces = local.split([count for _, count in spans], -2)
             found = [
                 _causal(func, piece, key, value, first, given)
@@ -133,7 +133,7 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
             result = found[0] if len(found) == 1 else torch.cat(found, -2)
         else:
             result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
-    return like(result, query, team)
+    return like(result, query, shard_group)
 
 
 def _causal(
@@ -150,16 +150,16 @@ def _causal(
     return result
 
 
-def _rows(mask: Tensor, total: int, team: Team) -> Tensor:
+def _rows(mask: Tensor, total: int, shard_group: ShardGroup) -> Tensor:
     """Of a mask, or of what is added to scores, the rows of this rank's positions."""
     if isinstance(mask, DTensor) and _from_back(mask) == 2:
         rows: Tensor = mask.to_local()
         return rows
-    mask = _for_all(mask, team)
-    return own(mask, -2, team) if mask.ndim > 1 and mask.shape[-2] == total != 1 else mask
+    mask = _for_all(mask, shard_group)
+    return own(mask, -2, shard_group) if mask.ndim > 1 and mask.shape[-2] == total != 1 else mask
 
 
-def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A product of matrices: this rank's rows of the first with all of the second."""
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -168,31 +168,33 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if first.ndim < 2 or second.ndim < 2:
         raise Unsplittable("is no product of matrices")
     if a == 2 and b < 3:
-        result = func(first.to_local(), _for_all(second, team))
+        result = func(first.to_local(), _for_all(second, shard_group))
         same = result.ndim == first.ndim
-        return like(result, first, team) if same else in_parts(result, -2, first.shape[-2], team)
+        return (
+            like(result, first, shard_group) if same else in_parts(result, -2, first.shape[-2], shard_group)
+        )
     if a == 0 and b == 1:
-        return in_parts(func(used(first, team), second.to_local()), -1, second.shape[-1], team)
+        return in_parts(func(used(first, shard_group), second.to_local()), -1, second.shape[-1], shard_group)
     if a > 2 and b in (0, a):  # matrices for each position
-        second = second.to_local() if b else used(second, team)
+        second = second.to_local() if b else used(second, shard_group)
         if second.ndim >= a and not b and second.shape[-a] == first.shape[-a] != 1:
-            second = own(second, -a, team)
-        return in_parts(func(first.to_local(), second), -a, first.shape[-a], team)
+            second = own(second, -a, shard_group)
+        return in_parts(func(first.to_local(), second), -a, first.shape[-a], shard_group)
     raise Unsplittable("sums over positions")
 
 
-def added_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def added_product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Products of matrices in batches to which something is added."""
     given = {**dict(zip(("input", "batch1", "batch2"), args, strict=False)), **kwargs}
     added, first, second = (given.pop(name) for name in ("input", "batch1", "batch2"))
     if _from_back(first) != 2 or _from_back(second) > 2:
         raise Unsplittable("sums over positions")
     total = first.shape[-2]
-    result = func(_rows(added, total, team), first.to_local(), _for_all(second, team), **given)
-    return in_parts(result, -2, total, team)
+    result = func(_rows(added, total, shard_group), first.to_local(), _for_all(second, shard_group), **given)
+    return in_parts(result, -2, total, shard_group)
 
 
-def joined(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def joined(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Tensors behind each other; empty ones of one dimension count for nothing."""
     if not args or not isinstance(args[0], (list, tuple)):
         return NotImplemented
@@ -202,7 +204,7 @@ def joined(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     return filled[0].clone() if len(filled) == 1 else func(filled, *args[1:], **kwargs)
 
 
-def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Dropout and the like: each part has random numbers of its own, unless the script gives a generator."""
     given = args[0] if args else kwargs.get("input")
     rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
@@ -211,9 +213,9 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         raise Unsplittable("draws random numbers for a tensor in parts")
     assert isinstance(given, DTensor)
     local = given.to_local()
-    with stream_of_part(team, draws(func, args, kwargs)):
+    with stream_of_part(shard_group, draws(func, args, kwargs)):
         result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
-    return given if result is local else like(result, given, team)
+    return given if result is local else like(result, given, shard_group)
 
 
 PRODUCTS = {
@@ -245,21 +247,21 @@ class Positions(Functions):
     rules = OWN
 
     def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        balanced = isinstance(self.team, Sharers) and self.team.balanced
+        balanced = isinstance(self.shard_group, ContextGroup) and self.shard_group.balanced
         if balanced and func in _BY_NEIGHBOURS:
             raise Unsplittable("takes whole sequences")
         result = super().in_parts(func, types, args, kwargs)
         if balanced and func not in METADATA:
-            check_blocks(result, self.team)
+            check_blocks(result, self.shard_group)
         return result
 
     def taken(self, tensor: Tensor) -> Tensor:
         """An argument without parts that are not along positions."""
         owner = team_of(tensor) if isinstance(tensor, DTensor) else None
-        if owner is None or owner is self.team or not isinstance(tensor, DTensor):
+        if owner is None or owner is self.shard_group or not isinstance(tensor, DTensor):
             return plain(tensor)
-        found = owner.along_positions(tensor) if isinstance(owner, Sharers) else tensor
-        return found if team_of(found) is self.team else whole(found, self.team)
+        found = owner.along_positions(tensor) if isinstance(owner, ContextGroup) else tensor
+        return found if team_of(found) is self.shard_group else whole(found, self.shard_group)
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = replaced((args, kwargs), self.taken)
@@ -275,9 +277,9 @@ class Positions(Functions):
             return self.with_whole(func, args, kwargs, reason)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        return whole(tensor, self.team)
+        return whole(tensor, self.shard_group)
 
     def wrapped(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad and not isinstance(tensor, DTensor):
-            return used_as_whole(tensor, self.team)
+            return used_as_whole(tensor, self.shard_group)
         return tensor

@@ -17,16 +17,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from weft.torch.backward.autograd import accumulates, run_autograd
-from weft.torch.tensor_parallel.team import Team, enter, new_name
-from weft.torch.tensors.places import Places
+from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, new_name
+from weft.torch.tensors.shard_positions import Places
 
-from .dealt import can_deal, dealt
+from .zigzag import can_deal, dealt
 
 BUCKET_BYTES = 25 << 20
 _TELLS = "grad_placements" in inspect.signature(DTensor.from_local).parameters
 
 
-class Sharers(Team):
+class ContextGroup(ShardGroup):
     """The ranks that share sequences.
 
     Attributes:
@@ -42,21 +42,21 @@ class Sharers(Team):
     ) -> None:
         super().__init__(mesh, group, rank, size, parts)
         self.balanced, self.waits = balanced, False
-        self.further: list[Sharers] = []
-        self._dealing: Sharers | None = None
+        self.further: list[ContextGroup] = []
+        self._dealing: ContextGroup | None = None
         self._sums: dict[int, Tensor] = {}
 
     def deal(self) -> None:
         """From now on lengths that make blocks enough are dealt from both ends."""
         mesh = DeviceMesh.from_group(self.group, self.mesh.device_type, mesh_dim_names=(new_name(),))
-        self._dealing = Sharers(mesh, self.group, self.rank, self.size, self.parts, True)
+        self._dealing = ContextGroup(mesh, self.group, self.rank, self.size, self.parts, True)
         self._dealing._sums = self._sums
 
-    def orders(self) -> list[Sharers]:
+    def orders(self) -> list[ContextGroup]:
         """These ranks in each order in which they take positions."""
         return [self] if self._dealing is None else [self, self._dealing]
 
-    def for_length(self, total: int) -> Sharers:
+    def for_length(self, total: int) -> ContextGroup:
         """These ranks in the order for sequences of so many positions."""
         return self._dealing if self._dealing is not None and can_deal(total, self.size) else self
 
@@ -106,28 +106,32 @@ class _Used(torch.autograd.Function):
     """A weight on its way to this rank's positions."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, team: Sharers) -> Tensor:
-        ctx.weight, ctx.team = weight, team
+    def forward(ctx: Any, weight: Tensor, shard_group: ContextGroup) -> Tensor:
+        ctx.weight, ctx.shard_group = weight, shard_group
         return weight.view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         if accumulates() and not torch.is_grad_enabled():
-            ctx.team.keep(ctx.weight, gradient)
+            ctx.shard_group.keep(ctx.weight, gradient)
             return None, None
         with torch.no_grad():
-            return ctx.team.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
+            return ctx.shard_group.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
-def used(tensor: Tensor, team: Team) -> Tensor:
+def used(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """A whole tensor, equal on all ranks, for positions of this one: the gradients of all are added up."""
-    return team.uses(tensor)
+    return shard_group.uses(tensor)
 
 
-def used_as_whole(tensor: Tensor, team: Team) -> Tensor:
+def used_as_whole(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """The same for PyTorch's own rules, which add up by themselves what is no weight of features."""
     if not (_TELLS and isinstance(tensor, nn.Parameter) and tensor.ndim == 1):
-        return DTensor.from_local(tensor, team.mesh, [Replicate()], run_check=False)
+        return DTensor.from_local(tensor, shard_group.mesh, [Replicate()], run_check=False)
     return DTensor.from_local(
-        used(tensor, team), team.mesh, [Replicate()], run_check=False, grad_placements=[Partial()]
+        used(tensor, shard_group),
+        shard_group.mesh,
+        [Replicate()],
+        run_check=False,
+        grad_placements=[Partial()],
     )

@@ -65,15 +65,15 @@ def _pairs(width: int, inside: int, device: torch.device) -> nn.Sequential:
 def _cut(layers: nn.Module, x: Tensor, group: Any, along: bool) -> Callable[[], Tensor]:
     """Cut the layers; what gives their input."""
     from weft.torch.tensor_parallel import Linear, Region, Splits, split  # not loaded where nobody asks
-    from weft.torch.tensor_parallel.spread import spread
-    from weft.torch.tensors.places import Places
+    from weft.torch.tensor_parallel.sharded_activations import spread
+    from weft.torch.tensors.shard_positions import Places
 
     rank, ranks = group.rank(), group.size()
     linears = [{f"{at}.0": Linear("column"), f"{at}.2": Linear("row")} for at in range(PAIRS)]
     regions = tuple(Region(str(at), each) for at, each in enumerate(linears))
     rows = tuple(f"{at}.2" for at in range(PAIRS)) if along else ()
-    team = split(layers, Splits(ranks, regions, spread=rows), group, rank, ranks, x.device)
+    shard_group = split(layers, Splits(ranks, regions, spread=rows), group, rank, ranks, x.device)
     if not along:
         return lambda: x
     part = x.detach().chunk(ranks, 1)[rank].contiguous().requires_grad_()
-    return lambda: spread(part, team, 1, Places.behind([part.shape[1]] * ranks))
+    return lambda: spread(part, shard_group, 1, Places.behind([part.shape[1]] * ranks))

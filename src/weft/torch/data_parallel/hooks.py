@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import ConfigError
+from weft.reduce.all_reduce_queue import AllReduceQueue
 from weft.reduce.choice import ALGORITHMS, choose
 from weft.reduce.collective import Work
 from weft.reduce.compression import make
-from weft.reduce.lane import Lane
 
 GROUP_TIMEOUT = dist.default_pg_timeout
 
@@ -28,7 +28,7 @@ class Hook:
     def __init__(self, compression: str | None, algorithm: str) -> None:
         self._compression = None if compression is None else make(compression)
         self._algorithm = algorithm
-        self._lane: Lane | None = None
+        self._lane: AllReduceQueue | None = None
         self._waiting = ThreadPoolExecutor(1, "weft-hook")
 
     def start(
@@ -47,13 +47,13 @@ class Hook:
         self._waiting.submit(_wait, work, flat, future, stream)
         return future
 
-    def _connect(self, group: dist.ProcessGroup | None, device: torch.device) -> Lane:
+    def _connect(self, group: dist.ProcessGroup | None, device: torch.device) -> AllReduceQueue:
         ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
         own = dist.new_group(
             ranks, GROUP_TIMEOUT, "nccl" if device.type == "cuda" else "gloo", use_local_synchronization=True
         )
         collective = choose(own, self._algorithm, device=device, compressed=self._compression is not None)
-        return Lane(collective, self._compression)
+        return AllReduceQueue(collective, self._compression)
 
 
 def _wait(work: Work, flat: torch.Tensor, future: torch.futures.Future[torch.Tensor], stream: Any) -> None:

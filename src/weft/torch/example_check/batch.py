@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 
 from weft.check.finding import Finding, Grade
-from weft.foreign import listed
 from weft.rules.replicas.small_batch_norm import SmallBatchNorm
 from weft.torch.example_graph import Example
 from weft.torch.tensors.nested import tensors_in
+from weft.untrusted import listed
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.check.finding import Finding, Grade
-from weft.foreign import listed, reason
 from weft.torch.delayed_parameters import has_delayed
 from weft.torch.example_graph import Example, first_microbatch
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.tensors.nested import tensors_in
+from weft.untrusted import listed, reason
 
 ALL = TORCH | PYTHON | NUMPY
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from weft.check.finding import Finding, Grade
 from weft.errors import PlacementError
-from weft.foreign import listed
 from weft.graph import Graph
 from weft.torch.split.by_hand import wishes
 from weft.torch.tensors.marks import MARK
+from weft.untrusted import listed
 
 UNEVEN = 1.1
 """From so many even shares on a unit that cannot be cut is told of: times are measured, and never quite alike."""

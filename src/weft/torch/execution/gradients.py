@@ -145,7 +145,7 @@ def _first_derivatives(
             if wanted[number][1]._weft_spread:  # type: ignore[attr-defined]
                 raise UsageError(
                     "torch.autograd.grad for a tensor that is split over axis tp: "
-                    f"{wanted[number][1].team.remedy}"  # type: ignore[attr-defined]
+                    f"{wanted[number][1].shard_group.remedy}"  # type: ignore[attr-defined]
                 )
     found = dict(zip(wanted, program.tape.gradients(list(wanted.values())), strict=True))
     return [

@@ -24,8 +24,8 @@ from weft.errors import DivergenceError, UsageError
 from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
 from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
-from weft.torch.calls.filled import Change, Filled, puts_the_same
-from weft.torch.calls.left import mark_left
+from weft.torch.calls.container_writes import Change, Filled, puts_the_same
+from weft.torch.calls.remote_entries import mark_left
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
@@ -73,7 +73,7 @@ class Program:
         self.checkpointing = False
         self.left: dict[int, int] = {}
         """The numbers of the values that units have put into lists, dicts and objects, and the serials of the units;
-        see ``calls.filled``."""
+        see ``calls.container_writes``."""
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
         self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])
@@ -389,11 +389,11 @@ class Program:
             given = None if alias is not None else argument_passed_on(spec, tensors, len(made))
             if given is not None:
                 return given
-            return self.stand_in(description, owner, aliases[len(made)] if aliases else alias)
+            return self.placeholder(description, owner, aliases[len(made)] if aliases else alias)
 
         return build(spec.description, made, make, inputs)
 
-    def stand_in(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
+    def placeholder(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""
         new = meta_from(description)
         self.places.place(new, owner, alias)

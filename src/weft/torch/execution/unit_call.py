@@ -23,10 +23,10 @@ from weft.errors import UsageError
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.filled import Contents, Filled, fills, outside, written_by
+from weft.torch.calls.container_writes import Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
-from weft.torch.calls.left import Left
 from weft.torch.calls.own_hooks import find_hooks
+from weft.torch.calls.remote_entries import Left
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
@@ -165,7 +165,7 @@ class UnitCall:
                 program.module = self.name
                 if value is not None and value.owner == program.rank:
                     program.tape.send(value, tensor, owner, self.name)
-                return program.stand_in(spec.description[1], owner)
+                return program.placeholder(spec.description[1], owner)
             if key not in program.pipeline.told or self.stateful:
                 return UNUSUAL
             running_here.glue = None

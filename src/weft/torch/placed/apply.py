@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from weft.torch.calls.stand_ins import stand_in
+from weft.torch.calls.placeholders import placeholder
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.unit_call import attach, unit_call
 from weft.torch.placed.cut import cut_weights
@@ -38,7 +38,7 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     for name, parameter in root.named_parameters():
         parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
         if owners[name] != pipeline.rank:
-            stand_in(parameter, owners[name], name)
+            placeholder(parameter, owners[name], name)
     for name, attribute in plan.attributes:
         pipeline.own.add(modules[name].__dict__, attribute)
         for unit in plan.units:
@@ -56,6 +56,6 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
         if name in changing:
             buffer._weft_owner = owners[name]  # type: ignore[attr-defined]
             if owners[name] != pipeline.rank:
-                stand_in(buffer, owners[name], name)
+                placeholder(buffer, owners[name], name)
             elif name in plan.buffers and not any(is_below(name, unit.name) for unit in plan.units):
                 pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)

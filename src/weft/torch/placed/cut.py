@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.session.recording import record
-from weft.torch.context_parallel import Sequences, Sharers, cut_sequences
+from weft.torch.context_parallel import ContextGroup, Sequences, cut_sequences
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
@@ -33,7 +33,7 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
     splits = replace(splits, regions=mine)
     degree = session.settings.tensor_parallel_degree
-    team = split(
+    shard_group = split(
         root,
         splits,
         session.weights_group,
@@ -42,9 +42,9 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
         session.device,
         session.timeout,
     )
-    if team is not None:
-        team.record = partial(record, session, "tensor")
-        team.agree = partial(_agree, session)
+    if shard_group is not None:
+        shard_group.record = partial(record, session, "tensor")
+        shard_group.agree = partial(_agree, session)
 
 
 def _agree(session: Session, what: str) -> None:
@@ -56,7 +56,7 @@ def _agree(session: Session, what: str) -> None:
 
 def cut_over_sequences(
     root: nn.Module, plan: Plan, owners: Mapping[str, int], session: Session
-) -> Sharers | None:
+) -> ContextGroup | None:
     """Let this rank's modules compute on its part of each sequence, as the plan says; the ranks that share them.
 
     Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name. Weights that are
@@ -69,13 +69,13 @@ def cut_over_sequences(
     here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
-    team = cut_sequences(
+    shard_group = cut_sequences(
         root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
         lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
         {unit.name for unit in plan.units},
     )  # fmt: skip
-    for order in () if team is None else (*team.orders(), *team.further):
+    for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
         order.record = partial(record, session, "tensor")
         order.agree = partial(_agree, session)
         order.waits = True
-    return team
+    return shard_group

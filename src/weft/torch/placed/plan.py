@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from weft.foreign import shown
 from weft.graph.model import Unit
 from weft.partition.cost import memory_bytes
 from weft.report.placement import ModelPlacement
@@ -17,6 +16,7 @@ from weft.report.text import PlacementRow
 from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.tensor_parallel import Splits
+from weft.untrusted import shown
 
 
 def is_below(name: str, module: str) -> bool:

@@ -29,8 +29,8 @@ from weft.torch.backward.gradient_hooks import unwatched
 from weft.torch.pytorch.private import users_of_memory
 
 
-class Lane(Protocol):
-    """The way that buckets take; see :class:`weft.reduce.lane.Lane`."""
+class AllReduceQueue(Protocol):
+    """The way that buckets take; see :class:`weft.reduce.all_reduce_queue.Lane`."""
 
     @property
     def scale(self) -> float: ...
@@ -64,7 +64,7 @@ class Bucket(ABC):
         return ()
 
     @abstractmethod
-    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
         """Start to average, with the gradients that are there now.
 
         ``fresh``: for each parameter's number, whether it had no gradient when the step began.
@@ -133,7 +133,7 @@ class Fused(Bucket):
         torch.mul(grad, scale, out=view)
 
     @torch.no_grad()
-    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
         self._fresh = fresh
         for place, taken in enumerate(self._taken):
             if not taken:
@@ -187,7 +187,7 @@ class InPlace(Bucket):
         return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]
 
     @torch.no_grad()
-    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
         grads = [parameter.grad for parameter in self.parameters]
         for parameter, grad in zip(self.parameters, grads, strict=True):
             if grad is not None:
@@ -232,7 +232,7 @@ class Sparse(Bucket):
         self._sum: Tensor | None = None
 
     @torch.no_grad()
-    def launch(self, lane: Lane, fresh: list[bool]) -> None:
+    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
         (parameter,) = self.parameters
         grad = parameter.grad
         if grad is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.imported import when_imported
+from weft.import_hooks import when_imported
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from weft.errors import UsageError
 from weft.reduce.bucket import Slot, assign
 from weft.torch.backward.gradient_hooks import Arrival
 from weft.torch.pytorch.private import at_end_of_backward
-from weft.torch.replicas.buckets import Bucket, Fused, InPlace, Lane, Sparse
+from weft.torch.replicas.buckets import AllReduceQueue, Bucket, Fused, InPlace, Sparse
 from weft.torch.replicas.replica_agreement import SPARSE, Header, Votes
 
 MIB = 1 << 20
@@ -82,7 +82,7 @@ class Reducer:
     def __init__(
         self,
         named: Sequence[tuple[str, nn.Parameter]],
-        lane: Lane,
+        lane: AllReduceQueue,
         group: dist.ProcessGroup,
         votes: Votes,
         options: ReducerOptions,
@@ -334,7 +334,7 @@ class Reducer:
                 for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                     buffer.copy_(part.view(buffer.shape))
 
-    def use(self, lane: Lane) -> None:
+    def use(self, lane: AllReduceQueue) -> None:
         """Average through ``lane`` from the next step on; every replica calls this before the same step."""
         self.lane = lane
         self._watch()

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.reduce.all_reduce_queue import AllReduceQueue
 from weft.reduce.choice import choose
 from weft.reduce.compression import make
-from weft.reduce.lane import Lane
 from weft.session.recording import record
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.replica_agreement import Votes
@@ -73,7 +73,7 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
     if settings.sharded_data_parallel_degree > 1:  # every step leaves shares of averages
         options = replace(options, as_view=False, passes=1, buffers=options.buffers and not model.sharded)
-    lane = Lane(collective, compression)
+    lane = AllReduceQueue(collective, compression)
     own = beside if compression else group
     announced = partial(session.doing, "the gradients")
     votes = Votes(beside, session.agreement)

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from weft.runtime.executor import Executor
+from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
-from weft.runtime.turns import Turns
 from weft.session import session as base
 from weft.session.session import Closable
 from weft.torch.session.groups import rings_of
@@ -67,7 +67,7 @@ class Session(base.Session):
     tensor_group: Any = None
     weights_group: Any = None
     sequence_group: Any = None
-    tensor_turns: Turns | None = None
+    tensor_turns: LockstepOrder | None = None
     sharers: TorchChannel | None = None
     turn_takers: int = 1
     nccl: bool = False
@@ -143,7 +143,7 @@ class Session(base.Session):
         """The axis along which ranks read other samples."""
         return "dp" if self.settings.inputs == "apart" else "rdp"
 
-    def connect_tensor(self, mailbox: Mailbox) -> Turns | None:
+    def connect_tensor(self, mailbox: Mailbox) -> LockstepOrder | None:
         """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
         if self.mesh.tp == 1:
             return None
@@ -162,7 +162,7 @@ class Session(base.Session):
         replicas, here = self.mesh.rdp, self.position("tp")
         self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
         peers = [peer for peer in range(self.mesh.tp) if peer != here]
-        self.tensor_turns = Turns(self.tensor, peers, here == 0, -1 - replicas)
+        self.tensor_turns = LockstepOrder(self.tensor, peers, here == 0, -1 - replicas)
         return self.tensor_turns
 
     def _connect_both(self, backend: str, device: torch.device | None) -> None:
@@ -207,7 +207,7 @@ class Session(base.Session):
         here = ranks.index(self.rank)
         peers = [peer for peer in range(len(ranks)) if peer != here]
         timeout_s = self.executor.wait_timeout_s
-        self.executor.turns = Turns(self.sharers, peers, here == 0, -1 - after, timeout_s)
+        self.executor.turns = LockstepOrder(self.sharers, peers, here == 0, -1 - after, timeout_s)
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""

@@ -18,15 +18,14 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import ConfigError, FormatError, PlacementError
-from weft.foreign import read_text
 from weft.plan.chosen import Chosen, ahead, options_for, schedule_for
 from weft.plan.explain import explain
-from weft.plan.late import PARTS
+from weft.plan.fill_drain_skew import PARTS
 from weft.plan.measured.corrected import find_better, measure_stages
 from weft.plan.measured.planned import Planned
 from weft.plan.option import Option, Placed
 from weft.plan.search import Found, as_weft_runs, search
-from weft.plan.turn import EFFORT, best_turn, tries
+from weft.plan.v_apex import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
 from weft.session.recording import tell_plan
@@ -37,6 +36,7 @@ from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.memory_room import limit_bytes
 from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turn_choices
 from weft.torch.split.unit_tree import Tree
+from weft.untrusted import read_text
 
 log = logging.getLogger("weft")
 

@@ -10,7 +10,7 @@ where every rank follows every call of a unit and every operation of the glue, a
 gradient back. A placement that leaves partitions without parameters is taken only where no other leaves fewer:
 whoever asks for partitions wants the model divided, even a small one that is quicker in one place. Then single units
 are opened as long as that helps. A later partition's cost may include a part of its wait for those before it
-(``plan.late``).
+(``plan.fill_drain_skew``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from weft.config import Settings
 from weft.graph.model import Graph
 from weft.partition.chain.chain import split
 from weft.partition.cost import unit_costs
-from weft.plan.late import least_step, shift_cuts
-from weft.plan.turn import turns
+from weft.plan.fill_drain_skew import least_step, shift_cuts
+from weft.plan.v_apex import turns
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.trace.record import Record
 
@@ -73,7 +73,7 @@ def choose(
     """The best choice found; deterministic for a given trace.
 
     ``partition_of_stage``: one stage each by default; ``late``: what part of the loads before it counts with each
-    stage's own (:func:`~weft.plan.late.least_step`).
+    stage's own (:func:`~weft.plan.fill_drain_skew.least_step`).
     """
     layout = list(partition_of_stage or range(settings.partitions))
     tried: dict[frozenset[str], Choice] = {}

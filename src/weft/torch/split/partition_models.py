@@ -38,11 +38,11 @@ from weft.torch.split.automatic import Watch, choose_automatically, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.expected import expected_step
 from weft.torch.split.first_microbatch import find_splits, trace_step
-from weft.torch.split.in_parts.sequences import find_sequences
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
+from weft.torch.split.sharding.sequences import find_sequences
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensor_parallel import Splits, refuse_whole
 from weft.torch.tensor_parallel.plans import beside_own_plan

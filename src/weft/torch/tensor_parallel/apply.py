@@ -22,9 +22,9 @@ from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
 from .rules import as_whole
+from .shard_group import ShardGroup, team_of
+from .sharded_activations import enters, plain
 from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits
-from .spread import enters, plain
-from .team import Team, team_of
 from .vocabulary import LookedUp, scores
 from .vocabulary import why_whole as why_whole_vocabulary
 
@@ -43,9 +43,14 @@ class SplitLinear:
     """Stands for a linear's ``forward``; in the module's dict, so that a copied module has its own."""
 
     def __init__(
-        self, module: nn.Module, linear: Linear, team: Team, in_parts: bool = False, name: str = ""
+        self,
+        module: nn.Module,
+        linear: Linear,
+        shard_group: ShardGroup,
+        in_parts: bool = False,
+        name: str = "",
     ) -> None:
-        self.module, self.linear, self.team, self.in_parts = module, linear, team, in_parts
+        self.module, self.linear, self.shard_group, self.in_parts = module, linear, shard_group, in_parts
         self.name = name
         self.cuts = cuts_of(module, linear)
 
@@ -54,37 +59,37 @@ class SplitLinear:
         if self.linear.kind == HEADS:
             module: Any = self.module
             args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
-            return attend(module, self.team, Entered(), *args, **kwargs)
+            return attend(module, self.shard_group, Entered(), *args, **kwargs)
         if self.linear.kind == EXPERTS:
             args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
-            return in_parts(self.module, self.linear, self.team, args, kwargs)
+            return in_parts(self.module, self.linear, self.shard_group, args, kwargs)
         if self.linear.kind == VOCABULARY:
             args, kwargs = replaced((args, kwargs), as_whole)
             if not isinstance(self.module, nn.Embedding):
-                return scores(self.module, self.team, self.in_parts, *args, **kwargs)
-            with LookedUp(self.module, self.team, self.in_parts):
+                return scores(self.module, self.shard_group, self.in_parts, *args, **kwargs)
+            with LookedUp(self.module, self.shard_group, self.in_parts):
                 return type(self.module).forward(self.module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
         if self.linear.kind == ROW:
-            return row(self.module, given, self.team, self.in_parts)
+            return row(self.module, given, self.shard_group, self.in_parts)
         entered = _inside.entered[-1] if _inside.entered else enters
-        return column(self.module, given, self.linear.blocks, self.team, entered)
+        return column(self.module, given, self.linear.blocks, self.shard_group, entered)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitLinear:
         copied = object.__new__(SplitLinear)
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
-        copied.linear, copied.team, copied.cuts = self.linear, self.team, self.cuts
+        copied.linear, copied.shard_group, copied.cuts = self.linear, self.shard_group, self.cuts
         copied.in_parts, copied.name = self.in_parts, self.name
-        mark_copies(self.module, self.cuts, self.team, memo)
+        mark_copies(self.module, self.cuts, self.shard_group, memo)
         return copied
 
 
 class SplitRegion:
     """Stands for a region's ``forward``: nothing in parts comes out of it."""
 
-    def __init__(self, module: nn.Module, team: Team) -> None:
-        self.module, self.team = module, team
+    def __init__(self, module: nn.Module, shard_group: ShardGroup) -> None:
+        self.module, self.shard_group = module, shard_group
         self.own = module.__dict__.get("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,14 +102,16 @@ class SplitRegion:
         return replace(result, self._whole, attributes=False)
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        other = isinstance(tensor, DTensor) and team_of(tensor) is not self.team  # in parts along positions
+        other = (
+            isinstance(tensor, DTensor) and team_of(tensor) is not self.shard_group
+        )  # in parts along positions
         return tensor if other else as_whole(tensor)
 
 
 def split(
     model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device,
     timeout: timedelta | None = None,
-) -> Team | None:  # fmt: skip
+) -> ShardGroup | None:  # fmt: skip
     """Cut the parameters of the linears in ``splits``, in place, and let the model run in parts.
 
     Parameters stay the same objects, with this rank's part in them; gradients that they have are dropped. Every rank of
@@ -130,18 +137,18 @@ def split(
     if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
     take_plain_for_whole()
-    team = Team.of(group, rank, size, device, timeout)
-    answer(Functions(team))
+    shard_group = ShardGroup.of(group, rank, size, device, timeout)
+    answer(Functions(shard_group))
     mixtures: list[Mixture] = []
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands: Any = SplitLinear(module, linear, team, name in splits.spread, name)
+        stands: Any = SplitLinear(module, linear, shard_group, name in splits.spread, name)
         if linear.kind == MIXTURE:
-            stands = Mixture(module, linear, team)
+            stands = Mixture(module, linear, shard_group)
             mixtures.append(stands)
         for own, how in stands.cuts.items():
             if not is_cut(module.get_parameter(own)):  # modules share it
-                cut_in_place(module.get_parameter(own), how, team)
+                cut_in_place(module.get_parameter(own), how, shard_group)
         module.__dict__["forward"] = stands
         for owner in {own.rpartition(".")[0] for own in stands.cuts}:
             guard(module.get_submodule(owner))
@@ -150,11 +157,11 @@ def split(
         module = model.get_submodule(region.name)
         if region.name in linears and linears[region.name].kind != COLUMN:
             continue
-        module.__dict__["forward"] = SplitRegion(module, team)
+        module.__dict__["forward"] = SplitRegion(module, shard_group)
     for mixture in mixtures:
         for inner, stands_inside in members(mixture).items():
             inner.__dict__["forward"] = stands_inside
-    return team
+    return shard_group
 
 
 def _weight(module: Any, linear: Linear) -> Any:

@@ -18,9 +18,9 @@ from weft.torch.tensors.cut_weights import own
 
 from .cuts import Cut
 from .rules import as_whole, stream_of_part, wrap
-from .team import Team, leave
+from .shard_group import ShardGroup, leave
 
-Enters = Callable[[Tensor, Team], Tensor]
+Enters = Callable[[Tensor, ShardGroup], Tensor]
 
 
 def why_whole(module: nn.MultiheadAttention, size: int) -> str:
@@ -45,7 +45,7 @@ def cuts_of_attention(module: nn.MultiheadAttention) -> dict[str, Cut]:
 
 def attend(
     module: nn.MultiheadAttention,
-    team: Team,
+    shard_group: ShardGroup,
     enters: Enters,
     query: Tensor,
     key: Tensor,
@@ -62,14 +62,14 @@ def attend(
     batched, swapped = query.dim() == 3, query.dim() == 3 and not module.batch_first
     given = [each if batched else each.unsqueeze(0) for each in (query, key, value)]
     given = [each.transpose(0, 1) if swapped else each for each in given]
-    q, k, v = _heads(module, team, enters, given)
+    q, k, v = _heads(module, shard_group, enters, given)
     if is_causal and key_padding_mask is None and not need_weights:
         mask = None  # attention of the kernel's own
     else:
-        is_causal, mask = False, _mask(attn_mask, key_padding_mask, q, k, team)
+        is_causal, mask = False, _mask(attn_mask, key_padding_mask, q, k, shard_group)
     dropout = module.dropout if module.training else 0.0
     weights = None
-    with stream_of_part(team, dropout > 0):
+    with stream_of_part(shard_group, dropout > 0):
         if need_weights:
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
             weights = (scores if mask is None else scores + mask).softmax(-1)
@@ -77,14 +77,14 @@ def attend(
             mixed = weights @ v
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
-    result = leave(F.linear(mixed.transpose(1, 2).flatten(2), own(module.out_proj, "weight")), team)
+    result = leave(F.linear(mixed.transpose(1, 2).flatten(2), own(module.out_proj, "weight")), shard_group)
     if module.out_proj.bias is not None:
         result = result + module.out_proj.bias.to(result.dtype)
     if weights is not None:
         weights = (
-            leave(weights.sum(1) / module.num_heads, team)
+            leave(weights.sum(1) / module.num_heads, shard_group)
             if average_attn_weights
-            else as_whole(wrap(weights, 1, team))
+            else as_whole(wrap(weights, 1, shard_group))
         )
         weights = weights if batched else weights.squeeze(0)
     result = result.transpose(0, 1) if swapped else result
@@ -92,10 +92,10 @@ def attend(
 
 
 def _heads(
-    module: nn.MultiheadAttention, team: Team, enters: Enters, given: list[Tensor]
+    module: nn.MultiheadAttention, shard_group: ShardGroup, enters: Enters, given: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of this rank's heads: (samples, heads, length, size of a head)."""
-    entered = [enters(each, team) for each in given]
+    entered = [enters(each, shard_group) for each in given]
     weight, bias = own(module, "in_proj_weight"), own(module, "in_proj_bias")
     if given[0] is given[1] is given[2]:
         found = F.linear(entered[0], weight, bias).chunk(3, -1)
@@ -108,14 +108,16 @@ def _heads(
     return q, k, v
 
 
-def _mask(mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, team: Team) -> Tensor | None:
+def _mask(
+    mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor, shard_group: ShardGroup
+) -> Tensor | None:
     """Both masks as numbers to be added to scores of this rank's heads."""
     samples, heads, length, _ = q.shape
     found = []
     if mask is not None:
         if mask.dim() == 3:
-            mask = mask.view(samples, heads * team.size, length, k.shape[2])
-            mask = mask.narrow(1, team.rank * heads, heads)
+            mask = mask.view(samples, heads * shard_group.size, length, k.shape[2])
+            mask = mask.narrow(1, shard_group.rank * heads, heads)
         found.append(mask)
     if padding is not None:
         found.append(padding.view(-1, 1, 1, k.shape[2]))

@@ -92,17 +92,19 @@ def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
     return getattr(parameter, CUT) or ()
 
 
-def mark(parameter: Tensor, how: Cut, team: Holders) -> None:
+def mark(parameter: Tensor, how: Cut, shard_group: Holders) -> None:
     """Say on the parameter that it is a part, of the whole or of the part that it was before."""
-    setattr(parameter, CUT, (*_cuts(parameter), (how, team)))
+    setattr(parameter, CUT, (*_cuts(parameter), (how, shard_group)))
 
 
-def mark_copies(module: nn.Module, cuts: Mapping[str, Cut], team: Holders, memo: Mapping[int, Any]) -> None:
+def mark_copies(
+    module: nn.Module, cuts: Mapping[str, Cut], shard_group: Holders, memo: Mapping[int, Any]
+) -> None:
     """Mark the copies of a module's parameters: ``copy.deepcopy`` leaves marks out. ``memo``: its own."""
     for name, how in cuts.items():
         parameter = memo.get(id(module.get_parameter(name)))
         if parameter is not None and not is_cut(parameter):  # modules may share it
-            mark(parameter, how, team)
+            mark(parameter, how, shard_group)
 
 
 def unmark(parameter: Tensor) -> None:
@@ -117,7 +119,7 @@ def is_cut(parameter: Tensor) -> bool:
 
 def axes_of(parameter: Tensor) -> set[str]:
     """The axes of the mesh along which ranks hold parts of the parameter."""
-    return {team.axis for _, team in _cuts(parameter)}
+    return {shard_group.axis for _, shard_group in _cuts(parameter)}
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
@@ -137,9 +139,9 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     own = (parameter if value is None else value).detach()
     if own.shape != parameter.shape:
         return own
-    for how, team in reversed(_cuts(parameter)):
-        sizes = [sum(each) for each in zip(*how.sizes(team.size), strict=True)]
-        own = joined(team.gather(own, how.dim, sizes), how)
+    for how, shard_group in reversed(_cuts(parameter)):
+        sizes = [sum(each) for each in zip(*how.sizes(shard_group.size), strict=True)]
+        own = joined(shard_group.gather(own, how.dim, sizes), how)
     return own
 
 
@@ -161,9 +163,9 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
             f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape "
             f"{found[0][0].shape}; hand in the whole tensor"
         )
-    for how, team in found:
+    for how, shard_group in found:
         if tuple(value.shape) == how.shape:
-            value = cut_by(value, how, team.rank, team.size)
+            value = cut_by(value, how, shard_group.rank, shard_group.size)
     return value
 
 
@@ -172,11 +174,11 @@ def can_cut(value: Tensor, parameter: Tensor) -> bool:
     return any(tuple(value.shape) == how.shape for how, _ in _cuts(parameter))
 
 
-def cut_in_place(parameter: Any, how: Cut, team: Holders) -> None:
+def cut_in_place(parameter: Any, how: Cut, shard_group: Holders) -> None:
     """Let a whole parameter hold its part only; it stays the same object. One without data is cut when it is made."""
     if parameter.device.type != "meta":
         with torch.no_grad():
-            parameter.data = cut_by(parameter.data, how, team.rank, team.size)
+            parameter.data = cut_by(parameter.data, how, shard_group.rank, shard_group.size)
         if parameter.grad is not None:
             parameter.grad = None
-    mark(parameter, how, team)
+    mark(parameter, how, shard_group)

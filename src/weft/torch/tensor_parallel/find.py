@@ -31,13 +31,13 @@ from weft.torch.tensors.marks import WHOLE
 from .attention import why_whole
 from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
-from .experts.uncalled import adopt_uncalled
+from .experts.idle_experts import adopt_uncalled
 from .functions import answer, forget
 from .linears import features, is_linear
+from .search_trial import Stop, Trial, Watcher
+from .shard_group import ShardGroup, new_name
+from .sharded_activations import SCORES, TOKENS, watch
 from .splits import COLUMN, HEADS, HOW, MIXTURE, ROW, VOCABULARY, Linear, Region, Splits
-from .spread import SCORES, TOKENS, watch
-from .team import Team, new_name
-from .trial import Stop, Trial, Watcher
 from .vocabulary import find_vocabulary
 
 _WANTED = "the script wants it whole"
@@ -83,7 +83,7 @@ def find(
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
-        team = Team(mesh, None, 0, size)
+        shard_group = ShardGroup(mesh, None, 0, size)
         owners, wish = _owners(model), partial(_own_wish, model, hooks=False)
         mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
             model, run, size, owners,
@@ -95,7 +95,7 @@ def find(
             {name: each for name, each in candidates.items() if name not in inside}, size,
             {name: how for name, how in wanted.items() if name not in words_wanted},
         )  # fmt: skip
-        while _once(run, team, trial):
+        while _once(run, shard_group, trial):
             pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(model, trial)
         whole.update(trial.whole)
@@ -179,10 +179,10 @@ def _uncut_experts(
     return found | {name: why for name, why in uncut.items() if name not in above}
 
 
-def _once(run: Callable[[], Any], team: Team, trial: Trial) -> bool:
+def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool:
     """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
     trial.begin()
-    watcher = Watcher(team, trial)
+    watcher = Watcher(shard_group, trial)
     answer(watcher)
     try:
         with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():

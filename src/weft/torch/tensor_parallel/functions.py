@@ -23,8 +23,8 @@ from weft.torch.tensors import shards
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
-from .spread import plain
-from .team import TOGETHER, Team
+from .shard_group import TOGETHER, ShardGroup
+from .sharded_activations import plain
 
 log = logging.getLogger("weft")
 FATAL: tuple[type[BaseException], ...] = (
@@ -41,8 +41,8 @@ class Functions:
     rules: Mapping[Any, Rule] = RULES
     """weft's own rules by function."""
 
-    def __init__(self, team: Team) -> None:
-        self.team = team
+    def __init__(self, shard_group: ShardGroup) -> None:
+        self.shard_group = shard_group
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = replaced((args, kwargs), plain)
@@ -57,13 +57,13 @@ class Functions:
         """The function's result, each rank computing its part."""
         parts = parts_in(args, kwargs)
         if any(getattr(part, BLOCKS) is not None for part in parts):
-            return RULES["blocks"](self.team, func, args, kwargs)
+            return RULES["blocks"](self.shard_group, func, args, kwargs)
         written = targets(func, args, kwargs)
         if written and not all(isinstance(each, DTensor) for each in written):
             raise Unsplittable("writes its parts into a whole tensor")
         rule = self.rules.get(func)
         if rule is not None:
-            result = rule(self.team, func, args, kwargs)
+            result = rule(self.shard_group, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         if torch.is_grad_enabled():
@@ -73,7 +73,7 @@ class Functions:
     def wrapped(self, tensor: Tensor) -> Tensor:
         """A whole tensor with a gradient, so that its gradient becomes plain and whole again."""
         if tensor.requires_grad and not isinstance(tensor, DTensor):
-            return DTensor.from_local(tensor, self.team.mesh, [Replicate()], run_check=False)
+            return DTensor.from_local(tensor, self.shard_group.mesh, [Replicate()], run_check=False)
         return tensor
 
     def with_whole(
@@ -103,7 +103,7 @@ def together(tensor: Tensor) -> Tensor:
     functions = _answering(tensor)
     if functions is None:
         return as_whole(tensor)
-    functions.team.agree(TOGETHER)
+    functions.shard_group.agree(TOGETHER)
     with torch.enable_grad():
         return functions.whole(tensor)
 
@@ -146,11 +146,11 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
 
 def answer(functions: Functions) -> None:
     """From now on these answer for the tensors of their team."""
-    _functions[functions.team.name] = functions
+    _functions[functions.shard_group.name] = functions
     if DTensor.__torch_function__ is not _torch_function:
         DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign]
 
 
 def forget(functions: Functions) -> None:
-    """The team's tensors are gone."""
-    _functions.pop(functions.team.name, None)
+    """The group's tensors are gone."""
+    _functions.pop(functions.shard_group.name, None)

@@ -15,9 +15,9 @@ from .attention import cuts_of_attention
 from .cuts import Cut
 from .experts import cuts_of_experts, cuts_of_mixture
 from .rules import as_parts, as_whole, wrap
+from .shard_group import ShardGroup, leave
+from .sharded_activations import ShardedActivation, can_scatter, enters, plain, scattered
 from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
-from .spread import Spread, can_scatter, enters, plain, scattered
-from .team import Team, leave
 from .vocabulary import cuts_of_vocabulary
 
 _CONV1D = "transformers.pytorch_utils", "Conv1D"
@@ -74,31 +74,33 @@ class Entered:
     def __init__(self) -> None:
         self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
 
-    def __call__(self, whole: Tensor, team: Team) -> Tensor:
+    def __call__(self, whole: Tensor, shard_group: ShardGroup) -> Tensor:
         key = id(whole)
-        count = version(whole) + (isinstance(whole, Spread) and whole.old())
+        count = version(whole) + (isinstance(whole, ShardedActivation) and whole.old())
         known = self._found.get(key)
         if known is None or known[1] != count or known[2].requires_grad != whole.requires_grad:
-            known = self._found[key] = (whole, count, enters(whole, team))
+            known = self._found[key] = (whole, count, enters(whole, shard_group))
         return known[2]
 
 
-def column(module: nn.Module, input: Any, blocks: tuple[int, ...], team: Team, entered: Any) -> DTensor:
+def column(
+    module: nn.Module, input: Any, blocks: tuple[int, ...], shard_group: ShardGroup, entered: Any
+) -> DTensor:
     """Some of the results, as a part of all."""
-    local = entered(as_whole(input), team)
+    local = entered(as_whole(input), shard_group)
     bias = own(module, "bias")
-    return wrap(product(module, local, bias), -1, team, blocks)
+    return wrap(product(module, local, bias), -1, shard_group, blocks)
 
 
-def row(module: nn.Module, input: Any, team: Team, in_parts: bool = False) -> Tensor:
+def row(module: nn.Module, input: Any, shard_group: ShardGroup, in_parts: bool = False) -> Tensor:
     """All results, from some of the inputs and the other ranks' sums; ``in_parts``: each rank those of some tokens."""
     if not isinstance(input, DTensor):
-        input = DTensor.from_local(plain(input), team.mesh, [Replicate()]).redistribute(
+        input = DTensor.from_local(plain(input), shard_group.mesh, [Replicate()]).redistribute(
             placements=[Shard(input.ndim - 1)]
         )
-    sums = product(module, as_parts(input, input.ndim - 1, team), None)
+    sums = product(module, as_parts(input, input.ndim - 1, shard_group), None)
     bias = own(module, "bias")
-    if in_parts and can_scatter(sums, team):
-        return scattered(sums, team, bias)
-    result = leave(sums, team)
+    if in_parts and can_scatter(sums, shard_group):
+        return scattered(sums, shard_group, bias)
+    result = leave(sums, shard_group)
     return result if bias is None else result.add_(bias.to(result.dtype))

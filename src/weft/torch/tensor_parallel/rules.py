@@ -1,7 +1,7 @@
 """weft's own rules for functions on tensors in parts: attention, products, dropout, fused projections.
 
-Each takes the team, the function and its arguments. It gives the result, or ``NotImplemented`` where PyTorch's own rule
-will do, or raises :class:`Unsplittable` where whole tensors are needed.
+Each takes the group, the function and its arguments. It gives the result, or ``NotImplemented`` where PyTorch's own
+rule will do, or raises :class:`Unsplittable` where whole tensors are needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import BLOCKS
 
 from .cuts import Cut, joined
-from .team import Team, enter, exchanging
+from .shard_group import ShardGroup, enter, exchanging
 
 
 class Unsplittable(Exception):
@@ -65,25 +65,25 @@ def as_whole(tensor: Tensor) -> Tensor:
     return joined(whole.chunk(size, dim), Cut(dim, blocks, tuple(whole.shape)))
 
 
-def as_parts(tensor: DTensor, dim: int, team: Team) -> Tensor:
+def as_parts(tensor: DTensor, dim: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part along ``dim`` of a tensor in other parts."""
     if getattr(tensor, BLOCKS) is not None:
         whole = as_whole(tensor)
         return (
-            DTensor.from_local(whole, team.mesh, [Replicate()])
+            DTensor.from_local(whole, shard_group.mesh, [Replicate()])
             .redistribute(placements=[Shard(dim)])
             .to_local()
         )
     if shard_of(tensor) != dim:
-        with team.record():
+        with shard_group.record():
             tensor = tensor.redistribute(placements=[Shard(dim)])
     local: Tensor = tensor.to_local()
     return local
 
 
-def wrap(local: Tensor, dim: int, team: Team, blocks: tuple[int, ...] | None = None) -> DTensor:
+def wrap(local: Tensor, dim: int, shard_group: ShardGroup, blocks: tuple[int, ...] | None = None) -> DTensor:
     """The ranks' tensors as one, behind each other along ``dim``."""
-    tensor = DTensor.from_local(local, team.mesh, [Shard(dim % local.ndim)], run_check=False)
+    tensor = DTensor.from_local(local, shard_group.mesh, [Shard(dim % local.ndim)], run_check=False)
     if blocks is not None and len(blocks) > 1:
         setattr(tensor, BLOCKS, blocks)
     return tensor
@@ -92,7 +92,7 @@ def wrap(local: Tensor, dim: int, team: Team, blocks: tuple[int, ...] | None = N
 # --- operands ----------------------------------------------------------------------------------------------
 
 
-def _operand(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
+def _operand(tensor: Tensor, back: int, total: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part of an operand, of which dimension ``-back`` is in parts elsewhere and has ``total`` there."""
     if isinstance(tensor, DTensor):
         if getattr(tensor, BLOCKS) is None and shard_of(tensor) == tensor.ndim - back:
@@ -100,13 +100,15 @@ def _operand(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
             return local
         raise Unsplittable("has an operand in other parts", tensor)
     if tensor.ndim < back or tensor.shape[-back] == 1:
-        return enter(tensor, team)
+        return enter(tensor, shard_group)
     if tensor.shape[-back] == total:
-        return enter(tensor, team).narrow(-back, team.rank * (total // team.size), total // team.size)
+        return enter(tensor, shard_group).narrow(
+            -back, shard_group.rank * (total // shard_group.size), total // shard_group.size
+        )
     raise Unsplittable(f"has an operand of {tensor.shape[-back]} where {total} are in parts")
 
 
-def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Scaled dot-product attention on this rank's heads."""
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
     given.update(kwargs)
@@ -118,35 +120,35 @@ def attention(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     )
     backs = {each.ndim - dim for each in (query, key, value) if (dim := shard_of(each)) is not None}
     back = max(backs, default=0)
-    if back < 3 or query.ndim < back or query.shape[-back] % team.size:
+    if back < 3 or query.ndim < back or query.shape[-back] % shard_group.size:
         raise Unsplittable("needs whole heads in parts")
     total = query.shape[-back]
-    local = _operand(query, back, total, team)
-    key, value = (_few_heads(each, back, total, team) for each in (key, value))
+    local = _operand(query, back, total, shard_group)
+    key, value = (_few_heads(each, back, total, shard_group) for each in (key, value))
     if mask is not None:
-        mask = _operand(mask, back, total, team)
-    with stream_of_part(team, given.get("dropout_p", 0.0) > 0):
+        mask = _operand(mask, back, total, shard_group)
+    with stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
         result = func(local, key, value, mask, **given)
-    return wrap(result, result.ndim - back, team)
+    return wrap(result, result.ndim - back, shard_group)
 
 
-def _few_heads(tensor: Tensor, back: int, total: int, team: Team) -> Tensor:
+def _few_heads(tensor: Tensor, back: int, total: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part of keys or values, which may have fewer heads than there are ranks."""
     if isinstance(tensor, DTensor) and (shard_of(tensor) or 0) >= tensor.ndim - 2:
         raise Unsplittable(
-            f"has {tensor.shape[-back]} heads of keys, which cannot be divided by {team.size}", tensor
+            f"has {tensor.shape[-back]} heads of keys, which cannot be divided by {shard_group.size}", tensor
         )
     if isinstance(tensor, DTensor) or tensor.ndim < back or tensor.shape[-back] in (1, total):
-        return _operand(tensor, back, total, team)
-    heads, own = tensor.shape[-back], total // team.size
+        return _operand(tensor, back, total, shard_group)
+    heads, own = tensor.shape[-back], total // shard_group.size
     group = total // heads
     if total % heads or (group % own and own % group):
         raise Unsplittable(f"has {heads} heads of keys for {own} heads of queries on each rank")
-    first, count = team.rank * own // group, max(1, own // group)
-    return enter(tensor, team).narrow(-back, first, count)
+    first, count = shard_group.rank * own // group, max(1, own // group)
+    return enter(tensor, shard_group).narrow(-back, first, count)
 
 
-def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A product of matrices in batches that are in parts."""
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -157,11 +159,11 @@ def product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
             break
     else:
         return NotImplemented
-    result = func(*(_operand(each, back, total, team) for each in args))
-    return wrap(result, result.ndim - back, team)
+    result = func(*(_operand(each, back, total, shard_group) for each in args))
+    return wrap(result, result.ndim - back, shard_group)
 
 
-def batched_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def batched_product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A product of matrices whose first dimension, heads of all samples, is in parts."""
     if kwargs.keys() - {"batch1", "batch2", "beta", "alpha"}:
         return NotImplemented
@@ -174,14 +176,14 @@ def batched_product(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     local = []
     for each in operands:
         if not isinstance(each, DTensor):
-            each = DTensor.from_local(each, team.mesh, [Replicate()], run_check=False).redistribute(
+            each = DTensor.from_local(each, shard_group.mesh, [Replicate()], run_check=False).redistribute(
                 placements=placements
             )
         if each.placements != placements:
             raise Unsplittable("has operands in different parts")
         local.append(each.to_local())
     numbers = {name: kwargs[name] for name in ("beta", "alpha") if name in kwargs}
-    return DTensor.from_local(func(*local, **numbers), team.mesh, placements, run_check=False)
+    return DTensor.from_local(func(*local, **numbers), shard_group.mesh, placements, run_check=False)
 
 
 def _is_strided(tensor: DTensor) -> bool:
@@ -190,7 +192,7 @@ def _is_strided(tensor: DTensor) -> bool:
     return hasattr(placement, "split_factor") and placement.dim == 0
 
 
-def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def concatenated(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """PyTorch lets empty tensors of one dimension be joined with any others; its rules for parts do not."""
     if not args or not isinstance(args[0], (list, tuple)):
         return NotImplemented
@@ -198,7 +200,7 @@ def concatenated(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented if len(filled) == len(args[0]) else func(filled, *args[1:], **kwargs)
 
 
-def made_new(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def made_new(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor with as many heads as one in parts: it is in parts, too, for it is about to be filled with them."""
     tensor = args[0]
     dim, size = (
@@ -208,23 +210,23 @@ def made_new(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     if dim is None or len(size) != tensor.ndim or size[dim] != tensor.shape[dim]:
         return NotImplemented
     local = tensor.to_local()
-    return wrap(func(local, [*size[:dim], local.shape[dim], *size[dim + 1 :]], **kwargs), dim, team)
+    return wrap(func(local, [*size[:dim], local.shape[dim], *size[dim + 1 :]], **kwargs), dim, shard_group)
 
 
 # --- random numbers ----------------------------------------------------------------------------------------
 
 
-def streams_of(team: Team) -> Streams:
-    """The random numbers of where the team's tensors are."""
-    device = torch.device(team.mesh.device_type)
+def streams_of(shard_group: ShardGroup) -> Streams:
+    """The random numbers of where the group's tensors are."""
+    device = torch.device(shard_group.mesh.device_type)
     return Streams(torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device)
 
 
 class stream_of_part:
     """Inside, random numbers are this rank's own; all ranks' common stream moves on by one number."""
 
-    def __init__(self, team: Team, draws: bool = True) -> None:
-        self._team, self._draws = team, draws
+    def __init__(self, shard_group: ShardGroup, draws: bool = True) -> None:
+        self._team, self._draws = shard_group, draws
 
     def __enter__(self) -> None:
         if self._draws:
@@ -238,7 +240,7 @@ class stream_of_part:
             self._streams.restore(self._before)
 
 
-def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Dropout and the like, whose result has its first argument's shape: each part with numbers of its own.
 
     A generator of the script's own is the same on all ranks, so it draws for the whole.
@@ -252,9 +254,9 @@ def dropout(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         )
     assert given is not None
     local = given.to_local()
-    with stream_of_part(team, draws(func, args, kwargs)):
+    with stream_of_part(shard_group, draws(func, args, kwargs)):
         result = func(local, *args[1:], **kwargs) if args else func(**{**kwargs, "input": local})
-    return given if result is local else wrap(result, dim, team)
+    return given if result is local else wrap(result, dim, shard_group)
 
 
 def draws(func: Any, args: Any, kwargs: Any) -> bool:
@@ -269,12 +271,12 @@ def _fail() -> Any:
     raise Unsplittable("draws random numbers for a tensor in parts")
 
 
-def statistics(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def statistics(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Functions that write running statistics, which are whole."""
     raise Unsplittable("keeps statistics of the whole")
 
 
-def drawn(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def drawn(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Other functions that draw random numbers, or may: as in one process, for whole tensors.
 
     PyTorch's own for parts draw the same numbers on every rank.
@@ -282,7 +284,7 @@ def drawn(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
     return _fail()
 
 
-def over_sequences(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def over_sequences(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Functions made of others, dropout among them, which no rule for one of these sees."""
     raise Unsplittable("takes whole sequences")
 
@@ -341,7 +343,7 @@ def ranges_of(func: Any, args: Any, kwargs: Any) -> tuple[list[tuple[int, int]],
     return None
 
 
-def blocks_apart(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
+def blocks_apart(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Functions on the result of a fused projection: those that take its blocks apart, and some one by one."""
     tensor = args[0] if args else None
     blocks = getattr(tensor, BLOCKS, None)
@@ -349,17 +351,21 @@ def blocks_apart(team: Team, func: Any, args: Any, kwargs: Any) -> Any:
         raise Unsplittable("takes the result of a fused projection together with other parts")
     assert isinstance(tensor, DTensor)
     if func in _ONE_BY_ONE and all(not isinstance(each, Tensor) or each.numel() == 1 for each in args[1:]):
-        return wrap(func(tensor.to_local(), *args[1:], **kwargs), -1, team, blocks)
+        return wrap(func(tensor.to_local(), *args[1:], **kwargs), -1, shard_group, blocks)
     pieces = ranges_of(func, args, kwargs)
     if pieces is not None:
-        return _pieces(tensor, blocks, *pieces, team)
+        return _pieces(tensor, blocks, *pieces, shard_group)
     if func in VIEWS:
-        return _seen_as(tensor, blocks, func, args, kwargs, team)
+        return _seen_as(tensor, blocks, func, args, kwargs, shard_group)
     raise Unsplittable("takes the result of a fused projection as it is")
 
 
 def _pieces(
-    tensor: DTensor, blocks: tuple[int, ...], ranges: list[tuple[int, int]], several: bool, team: Team
+    tensor: DTensor,
+    blocks: tuple[int, ...],
+    ranges: list[tuple[int, int]],
+    several: bool,
+    shard_group: ShardGroup,
 ) -> Any:
     edges = [sum(blocks[:n]) for n in range(len(blocks) + 1)]
     if any(edge not in edges for one in ranges for edge in one):
@@ -368,8 +374,8 @@ def _pieces(
     found = []
     for start, stop in ranges:
         own = blocks[edges.index(start) : edges.index(stop)]
-        piece = local.narrow(-1, start // team.size, (stop - start) // team.size)
-        found.append(wrap(piece, -1, team, own))
+        piece = local.narrow(-1, start // shard_group.size, (stop - start) // shard_group.size)
+        found.append(wrap(piece, -1, shard_group, own))
     return tuple(found) if several else found[0]
 
 
@@ -393,7 +399,7 @@ def new_shape(func: Any, args: Any, kwargs: Any) -> tuple[int, ...] | None:
 
 
 def _seen_as(
-    tensor: DTensor, blocks: tuple[int, ...], func: Any, args: Any, kwargs: Any, team: Team
+    tensor: DTensor, blocks: tuple[int, ...], func: Any, args: Any, kwargs: Any, shard_group: ShardGroup
 ) -> DTensor:
     """The result of a fused projection seen as ``(..., blocks, heads, size of a head)``."""
     shape, count, width = new_shape(func, args, kwargs), len(blocks), tensor.shape[-1]
@@ -401,14 +407,18 @@ def _seen_as(
         if shape == tuple(tensor.shape):
             return tensor
         for at in range(len(shape) - 1):
-            fits = shape[at] == count and math.prod(shape[at:]) == width and shape[at + 1] % team.size == 0
+            fits = (
+                shape[at] == count
+                and math.prod(shape[at:]) == width
+                and shape[at + 1] % shard_group.size == 0
+            )
             if fits and len(set(blocks)) == 1:
-                own = (*shape[: at + 1], shape[at + 1] // team.size, *shape[at + 2 :])
-                return wrap(tensor.to_local().reshape(own), at + 1, team)
+                own = (*shape[: at + 1], shape[at + 1] // shard_group.size, *shape[at + 2 :])
+                return wrap(tensor.to_local().reshape(own), at + 1, shard_group)
     raise Unsplittable("sees the result of a fused projection in another shape than its blocks'")
 
 
-Rule = Callable[[Team, Any, Any, Any], Any]
+Rule = Callable[[ShardGroup, Any, Any, Any], Any]
 RULES: dict[Any, Rule] = {
     "blocks": blocks_apart,
     F.scaled_dot_product_attention: attention,

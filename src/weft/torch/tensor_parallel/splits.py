@@ -65,7 +65,7 @@ class Linear:
             with weights for several experts, of each of which each rank has a part, or of which each rank has some;
             ``mixture``: a module around experts that are modules, of which each rank has some.
         blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection. Of a
-            mixture, for each of its results what ranks do with it, see ``experts.held``.
+            mixture, for each of its results what ranks do with it, see ``experts.expert_parallel``.
         parts: Of a module of experts, its parameters; those that are left out stay whole and count on all ranks.
         held: Of a mixture, its experts.
     """

@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.tensors.places import Places
+from weft.torch.tensors.shard_positions import Places
 
 from .cuts import Cut, part_sizes
-from .spread import Together, can_scatter, enters, may_spread, narrowed, scattered, spread
-from .team import Team, leave
+from .shard_group import ShardGroup, leave
+from .sharded_activations import Together, can_scatter, enters, may_spread, narrowed, scattered, spread
 
 SHARE = 1 / 50
 """Of the model's parameters: a weight with less is not worth the messages."""
@@ -54,11 +54,11 @@ def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
     return {"weight": Cut(0, shape[:1], shape)}
 
 
-def looked_up(module: nn.Embedding, words: Tensor, team: Team, in_parts: bool = False) -> Tensor:
+def looked_up(module: nn.Embedding, words: Tensor, shard_group: ShardGroup, in_parts: bool = False) -> Tensor:
     """The rows of all words, of which each rank has some; ``in_parts``: each rank those of some tokens."""
     weight = own(module, "weight")
-    sizes = part_sizes(module.num_embeddings, team.size)
-    first, count = sum(sizes[: team.rank]), sizes[team.rank]
+    sizes = part_sizes(module.num_embeddings, shard_group.size)
+    first, count = sum(sizes[: shard_group.rank]), sizes[shard_group.rank]
     elsewhere = (words < first) | (words >= first + count)
     unknown = (words < 0) | (words >= module.num_embeddings)
     local = (
@@ -68,34 +68,38 @@ def looked_up(module: nn.Embedding, words: Tensor, team: Team, in_parts: bool = 
     padding = None if padding is None or not first <= padding < first + count else padding - first
     found = F.embedding(local, weight, padding)
     found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-    return scattered(found, team) if in_parts and can_scatter(found, team) else leave(found, team)
+    return (
+        scattered(found, shard_group)
+        if in_parts and can_scatter(found, shard_group)
+        else leave(found, shard_group)
+    )
 
 
-def scores(module: Any, team: Team, in_parts: bool, input: Tensor) -> Tensor:
+def scores(module: Any, shard_group: ShardGroup, in_parts: bool, input: Tensor) -> Tensor:
     """The scores of all words; ``in_parts``: spread, until somebody needs the whole."""
-    found = F.linear(enters(input, team), own(module, "weight"))
-    places = Places.behind(part_sizes(module.out_features, team.size))
+    found = F.linear(enters(input, shard_group), own(module, "weight"))
+    places = Places.behind(part_sizes(module.out_features, shard_group.size))
     if module.bias is not None:
-        bias = narrowed(module.bias, 0, places, team)
+        bias = narrowed(module.bias, 0, places, shard_group)
         found = found + bias.to(found.dtype)
     if in_parts and may_spread():
-        return spread(found, team, -1, places)
-    result: Tensor = Together.apply(found, team, found.ndim - 1, places)
+        return spread(found, shard_group, -1, places)
+    result: Tensor = Together.apply(found, shard_group, found.ndim - 1, places)
     return result
 
 
 class LookedUp(TorchFunctionMode):
     """Inside, rows of a module's weight are looked up on all ranks: for embeddings that do more with what they find."""
 
-    def __init__(self, module: nn.Embedding, team: Team, in_parts: bool = False) -> None:
+    def __init__(self, module: nn.Embedding, shard_group: ShardGroup, in_parts: bool = False) -> None:
         super().__init__()
-        self.module, self.team, self.in_parts = module, team, in_parts
+        self.module, self.shard_group, self.in_parts = module, shard_group, in_parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.embedding:
             words, weight = given_to_embedding(*args, **(kwargs or {}))
             if (weight.of if isinstance(weight, Part) else weight) is own(self.module, "weight"):
-                return looked_up(self.module, words, self.team, self.in_parts)
+                return looked_up(self.module, words, self.shard_group, self.in_parts)
         return func(*args, **(kwargs or {}))
 
 

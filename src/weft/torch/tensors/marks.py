@@ -19,7 +19,7 @@ OF_TENSORS = {
     "_weft_blocks": None,  # on the result of a fused projection in parts: the sizes of its blocks
     "_weft_entered": None,  # on positions in parts that linears take: how often written, what all of these share
     "_weft_tags": None,  # while it is found out what can be split: the linears that a tensor in parts comes from
-    "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.spread``
+    "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.sharded_activations``
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
 """Names and defaults. What stands for a parameter or a filled cache of another rank has ``_weft_of`` and

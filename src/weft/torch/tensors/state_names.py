@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.foreign import whole
+from weft.untrusted import whole
 
 WRAPPER, COMPILED = "module.", "_orig_mod."
 

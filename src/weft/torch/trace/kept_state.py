@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.calls.stand_ins import StandIn
+from weft.torch.calls.placeholders import Placeholder
 from weft.torch.tensors.nested import CONSTANTS
 
 LARGE = 4096
@@ -64,7 +64,7 @@ class Kept:
 
     def _look_into(self, thing: Any) -> Iterable[Any]:
         """Note what one thing holds; the things in it, to be looked into next."""
-        if isinstance(thing, StandIn):
+        if isinstance(thing, Placeholder):
             return ()
         if isinstance(thing, Tensor):
             self._tensor(thing)

@@ -16,7 +16,7 @@ from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.call_signature import hidden_in
-from weft.torch.calls.filled import Contents
+from weft.torch.calls.container_writes import Contents
 from weft.torch.calls.interception import intercepted
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.pytorch.private import (

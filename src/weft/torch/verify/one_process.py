@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import UsageError
 from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
-from weft.torch.calls.filled import Contents
+from weft.torch.calls.container_writes import Contents
 from weft.torch.calls.interception import intercepted
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import pair_gradients, root_gradients

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.backward.gradient_hooks import foreign_hooks
-from weft.torch.calls.stand_ins import StandIn, filled
+from weft.torch.calls.placeholders import Placeholder, filled
 from weft.torch.execution.entry_points import checkpoints_seen
 from weft.torch.execution.thread_settings import current_scale
 from weft.torch.execution.unit_call import UnitCall, unit_call
@@ -103,7 +103,7 @@ def lend(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
             for tensor in (*model.module.parameters(), *model.module.buffers()):
                 if id(tensor) not in values:
                     continue
-                if isinstance(tensor, StandIn):
+                if isinstance(tensor, Placeholder):
                     stack.enter_context(filled(tensor, values[id(tensor)]))
                 else:
                     tensor.detach().copy_(values[id(tensor)])

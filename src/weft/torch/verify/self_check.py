@@ -29,7 +29,7 @@ from weft.runtime.microbatch import Microbatch
 from weft.schedule.action import Action
 from weft.schedule.order import Order
 from weft.torch.backward import weight_gradients
-from weft.torch.calls.stand_ins import stand_in
+from weft.torch.calls.placeholders import placeholder
 from weft.torch.execution.entry_points import replace_checkpoint
 from weft.torch.execution.glue import Glue, running
 from weft.torch.execution.gradients import run_backward
@@ -304,7 +304,7 @@ def _rank(
             if at == rank:
                 own[f"{unit}.{name}"] = parameter
             else:
-                stand_in(parameter, at, f"{unit}.{name}")
+                placeholder(parameter, at, f"{unit}.{name}")
 
     def body(microbatch: Microbatch) -> None:
         program = Program(pipeline, microbatch, 1, 0, 1.0, splits)

@@ -15,9 +15,9 @@ import pytest
 from weft.cli.main import main
 from weft.errors import FormatError, LaunchError
 from weft.launch.journal import stopping
+from weft.launch.journal.job_status import read
 from weft.launch.journal.journal import Journal
 from weft.launch.journal.stopping import stop
-from weft.launch.journal.told import read
 from weft.watch.process import began, boot
 
 RUN = {"engine": "local", "script": "train.py", "ranks": 2}

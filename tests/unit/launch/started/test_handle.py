@@ -21,7 +21,7 @@ from weft.cli.engines import job_of, places
 from weft.cli.main import main
 from weft.errors import JobError, LaunchError
 from weft.launch import Job
-from weft.launch.journal.told import read
+from weft.launch.journal.job_status import read
 from weft.launch.started.command import command
 from weft.launch.started.handle import Handle
 

@@ -17,7 +17,7 @@ from weft.plan.parallelism.memory import memory_of
 from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.shares import shares
 from weft.plan.parallelism.step import rank_parameters, step_of
-from weft.plan.parallelism.weft_today import cannot
+from weft.plan.parallelism.supported_layouts import cannot
 
 PLAIN = Sizes(8, 2048, 16, 8192, 32000, 2048, gated=True)
 MIXED = replace(PLAIN, experts=Experts(8, 2, 4096))

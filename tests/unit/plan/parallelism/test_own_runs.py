@@ -11,7 +11,7 @@ from weft.machines.catalogue import host_of
 from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.search import search
-from weft.plan.parallelism.weft_today import cannot
+from weft.plan.parallelism.supported_layouts import cannot
 
 MIB = 2**20
 

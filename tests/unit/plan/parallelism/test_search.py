@@ -16,8 +16,8 @@ from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import activation_bytes, memory_of, usable_bytes
 from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.step import StepTimes, step_of
-from weft.plan.parallelism.weft_today import cannot, command
-from weft.plan.parallelism.weft_today import settings as settings_of
+from weft.plan.parallelism.supported_layouts import cannot, command
+from weft.plan.parallelism.supported_layouts import settings as settings_of
 from weft.topology.cluster import Link
 
 SIZES = Sizes(24, 2048, 16, 8192, 51200, 2048)

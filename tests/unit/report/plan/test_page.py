@@ -20,7 +20,7 @@ from weft.graph.sizes import Sizes
 from weft.plan.parallelism import search
 from weft.plan.parallelism.answer import Answer
 from weft.report.plan.page import plan_page, sections
-from weft.visible import LINES, visible
+from weft.terminal_text import LINES, visible
 
 DOCS = Path(__file__).parents[4] / "docs"
 

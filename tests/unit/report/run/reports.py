@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.recordings import Recorded
 from weft.analysis.analysis import Analysis
-from weft.analysis.plan.beside import beside_plan
+from weft.analysis.plan.comparison import beside_plan
 from weft.analysis.run import Device, Run, Sample, Unit
 from weft.plan.measured.planned import Part, Planned
 from weft.report.run.report import Report

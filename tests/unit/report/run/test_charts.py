@@ -10,7 +10,7 @@ import pytest
 from tests.unit.report.run.reports import MS, made, report
 from weft.report.run import charts
 from weft.report.run.charts import MOST_POINTS, Line, bars, chart, thinned
-from weft.report.run.words import number
+from weft.report.run.labels import number
 
 
 def points(path: str) -> list[tuple[float, float]]:

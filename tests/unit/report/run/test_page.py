@@ -21,12 +21,12 @@ from weft.analysis.scaling import scale
 from weft.errors import UsageError
 from weft.report.run import page as page_file
 from weft.report.run import step_tables
+from weft.report.run.labels import sentence
 from weft.report.run.lanes import lanes
 from weft.report.run.page import run_page, sections
 from weft.report.run.text import run_text
-from weft.report.run.words import sentence
+from weft.terminal_text import LINES, visible
 from weft.timeline import Span, Timeline
-from weft.visible import LINES, visible
 
 
 def text_of(page: str) -> str:

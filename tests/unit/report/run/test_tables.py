@@ -11,8 +11,8 @@ from tests.unit.report.run.reports import EXPECTED, MS, made, report
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
 from weft.analysis.scaling import scale
-from weft.report.run import beside, run_tables, step_tables
-from weft.report.run.words import PARTS, Table, milliseconds, percent
+from weft.report.run import comparison_tables, run_tables, step_tables
+from weft.report.run.labels import PARTS, Table, milliseconds, percent
 
 
 def cells(table: Table, row: str) -> dict[str, str]:
@@ -143,7 +143,7 @@ def test_system_has_the_spread_of_each_measure():
 
 def test_a_run_beside_its_plan():
     found = report(made(planned=EXPECTED))
-    terms, memory = beside.planned(found.plan)
+    terms, memory = comparison_tables.planned(found.plan)
     assert cells(terms, "backward pass of partition 3") == {
         "what": "backward pass of partition 3", "planned ms": "16.00", "measured ms": "20.80", "difference ms": "4.80",
         "of the planned step": "+14.5%",
@@ -154,7 +154,7 @@ def test_a_run_beside_its_plan():
 
 def test_two_runs_beside_each_other():
     old, new = made(), made(data_s=10 * MS)
-    tables = beside.compared(compare(Analysis(old), Analysis(new)))
+    tables = comparison_tables.compared(compare(Analysis(old), Analysis(new)))
     row = cells(tables[0], "waiting for data")
     assert row["before ms"] == "0" and float(row["now ms"]) == pytest.approx(2.5)
     first = cells(tables[1], "rank 0")
@@ -163,7 +163,7 @@ def test_two_runs_beside_each_other():
 
 def test_scaling():
     runs = [made(str(n), partitions=2, slow={}, replicas=n, reduce_s=n * MS, units=False) for n in (1, 2)]
-    throughput, lost = beside.scaled(scale([Analysis(run) for run in runs]))
+    throughput, lost = comparison_tables.scaled(scale([Analysis(run) for run in runs]))
     assert [row[1] for row in throughput.rows] == ["2", "4"] and throughput.rows[0][5] == "100.0%"
     assert (
         throughput.rows[1][6] == "averaging gradients"

@@ -462,7 +462,7 @@ def test_numbers_of_any_length_come_back(tmp_path):
 
 def test_lists_that_could_not_be_read_back_are_not_saved(tmp_path, monkeypatch):
     model, _ = made()
-    monkeypatch.setattr("weft.foreign.MOST_VALUES", 20_000)
+    monkeypatch.setattr("weft.untrusted.MOST_VALUES", 20_000)
     with pytest.raises(CheckpointError, match="could not be read back.*save long lists as tensors"):
         weft.save_checkpoint(tmp_path, "a", model=model, user_content=[0] * 21_000)
     assert not (tmp_path / "a_partial").exists()

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from weft.torch.context_parallel import exchange
 from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
-from weft.torch.tensor_parallel.team import Team, new_name
-from weft.torch.tensors.places import Places
+from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
+from weft.torch.tensors.shard_positions import Places
 
 
 @pytest.fixture
-def team() -> Iterator[Team]:
+def shard_group() -> Iterator[ShardGroup]:
     """The first of two ranks; the second is not there, and has what the first has."""
     take_plain_for_whole()
     with imagined_mesh(2, "cpu", new_name()) as mesh:
-        yield Team(mesh, None, 0, 2)
+        yield ShardGroup(mesh, None, 0, 2)
 
 
 @pytest.mark.parametrize(("total", "ranks"), [(8, 2), (7, 2), (5, 3), (5, 4), (1, 2), (50, 7)])
@@ -30,13 +30,13 @@ def test_parts_are_those_of_chunk(total: int, ranks: int):
     assert exchange.can_cut(total, ranks) == (len(parts) == ranks)
 
 
-def test_gathered_keys_are_kept_in_parts(team: Team, monkeypatch: pytest.MonkeyPatch):
+def test_gathered_keys_are_kept_in_parts(shard_group: ShardGroup, monkeypatch: pytest.MonkeyPatch):
     gathers: list[int] = []
     plain = exchange._gathered
 
-    def count(part: Tensor, dim: int, total: int, team: Team) -> Tensor:
+    def count(part: Tensor, dim: int, total: int, shard_group: ShardGroup) -> Tensor:
         gathers.append(dim)
-        return plain(part, dim, total, team)
+        return plain(part, dim, total, shard_group)
 
     monkeypatch.setattr(exchange, "_gathered", count)
     part = torch.randn(2, 3, 4, requires_grad=True)
@@ -44,9 +44,9 @@ def test_gathered_keys_are_kept_in_parts(team: Team, monkeypatch: pytest.MonkeyP
 
     def gradients(hooked: bool) -> tuple[Tensor, ...]:
         gathers.clear()
-        given = exchange.in_parts(part, 1, 6, team)
-        whole = exchange.share(given, team)
-        with exchange.KeptInParts(team, (given, whole) if hooked else (query, query)):
+        given = exchange.in_parts(part, 1, 6, shard_group)
+        whole = exchange.share(given, shard_group)
+        with exchange.KeptInParts(shard_group, (given, whole) if hooked else (query, query)):
             result = query @ whole[:, :5].transpose(1, 2)
         assert gathers == [1]
         found = torch.autograd.grad(result.square().sum(), [query, part])
@@ -55,8 +55,8 @@ def test_gathered_keys_are_kept_in_parts(team: Team, monkeypatch: pytest.MonkeyP
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
     with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
-        given = exchange.in_parts(part, 1, 6, team)
-        assert not exchange.KeptInParts(team, (given, exchange.share(given, team)))._active
+        given = exchange.in_parts(part, 1, 6, shard_group)
+        assert not exchange.KeptInParts(shard_group, (given, exchange.share(given, shard_group)))._active
 
 
 def test_blocks_from_both_ends_take_causal_attention_as_long_on_all_ranks():

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 import weft
 from tests.long import long
 from weft.torch.pytorch import private
-from weft.torch.tensor_parallel.team import new_name
+from weft.torch.tensor_parallel.shard_group import new_name
 from weft.torch.verify.self_check import TESTED, release_of
 from weft.transport import private_c10d
 from weft.transport.private_c10d import NEEDED, Name

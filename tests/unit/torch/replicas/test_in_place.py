@@ -16,7 +16,7 @@ from weft.torch.replicas.buckets import InPlace, empty_like, fits
 WEIGHT, BIAS = 0, 1
 
 
-class Lane:
+class AllReduceQueue:
     scale = 0.5
 
     def launch(self, number: int, flat: Tensor) -> Any:
@@ -74,7 +74,7 @@ def sums() -> Both:
 def average(replicas: Sequence[Replica], present: Sequence[int] = (1, 1), factor: float = 1.0) -> None:
     """As at the end of a step in which nothing came late."""
     for replica in replicas:
-        replica.bucket.launch(Lane(), [False, False])
+        replica.bucket.launch(AllReduceQueue(), [False, False])
     finish(replicas, present, factor)
 
 
@@ -133,9 +133,9 @@ def test_what_cannot_be_worked_on_has_a_stand_in(make: Any, sums: Both):
     one.weight.grad, two.weight.grad = make(), torch.zeros(2, 3)
     given = one.weight.grad
     one.bias.grad, two.bias.grad = torch.ones(2), torch.ones(2)
-    one.bucket.launch(Lane(), [False, False])
+    one.bucket.launch(AllReduceQueue(), [False, False])
     assert torch.equal(given.to_dense().detach(), torch.full((2, 3), 4.0))
-    two.bucket.launch(Lane(), [False, False])
+    two.bucket.launch(AllReduceQueue(), [False, False])
     finish((one, two))
     assert (one.weight.grad is given) == (not given.is_sparse)
     assert torch.equal(one.weight.grad.detach(), torch.full((2, 3), 2.0))
@@ -152,7 +152,7 @@ def test_gradients_in_the_same_memory_are_averaged_apart(sums: Both):
     assert one.weight.grad.data_ptr() == one.bias.grad.data_ptr()
     before = one.weight.grad
     for replica in (one, two):
-        replica.bucket.launch(Lane(), [True, True])
+        replica.bucket.launch(AllReduceQueue(), [True, True])
     finish((one, two))
     assert torch.equal(before, given), "who else reads this memory finds what was there"
     for parameter in (one.weight, one.bias, two.weight, two.bias):
@@ -183,7 +183,7 @@ def test_what_has_left_is_gone_until_it_is_given_back(sums: Both):
     one.weight.grad, two.bias.grad = torch.ones(2, 3), torch.ones(2)
     for replica in (one, two):
         assert list(replica.bucket.missing_gradients()) == []
-        replica.bucket.launch(Lane(), [True, True])
+        replica.bucket.launch(AllReduceQueue(), [True, True])
         assert replica.weight.grad is None and replica.bias.grad is None
     assert (list(one.bucket.missing_gradients()), list(two.bucket.missing_gradients())) == ([WEIGHT], [BIAS])
     finish((one, two))
@@ -229,13 +229,13 @@ def test_growth_after_the_launch_waits_for_nobody_and_is_averaged(grow: Any, fir
         two.weight.grad = torch.full((2, 3), 4.0)
     for replica in (one, two):
         replica.bias.grad = torch.ones(2)
-        replica.bucket.launch(Lane(), [False, False])
+        replica.bucket.launch(AllReduceQueue(), [False, False])
     grow(two, 8.0)
     assert sums.sums == 0
     for replica in (one, two):
         replica.bucket.wait()
     for replica in (one, two):
-        replica.bucket.launch(Lane(), [False, False])
+        replica.bucket.launch(AllReduceQueue(), [False, False])
     finish((one, two))
     wanted = (2.0 + (4.0 if first else 0.0) + 8.0) / 2
     for replica in (one, two):
@@ -248,12 +248,12 @@ def test_growth_of_one_that_has_a_stand_in_is_averaged(sums: Both):
     one.weight.grad, two.weight.grad = strided(), torch.zeros(2, 3)
     for replica in (one, two):
         replica.bias.grad = torch.ones(2)
-        replica.bucket.launch(Lane(), [False, False])
+        replica.bucket.launch(AllReduceQueue(), [False, False])
     addition(one, 6.0)
     for replica in (one, two):
         replica.bucket.wait()
     for replica in (one, two):
-        replica.bucket.launch(Lane(), [False, False])
+        replica.bucket.launch(AllReduceQueue(), [False, False])
     finish((one, two))
     assert all(torch.equal(r.weight.grad, torch.full((2, 3), 5.0)) for r in (one, two))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.parity.tensor_parallel_models import WIDTH, Routed, Stacked
 from weft.torch.tensor_parallel import Splits, find
-from weft.torch.tensor_parallel.experts.parts import run
+from weft.torch.tensor_parallel.experts.sharded_experts import run
 
 X = torch.randn(6, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 

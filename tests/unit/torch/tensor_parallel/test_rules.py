@@ -14,7 +14,7 @@ from weft.torch.context_parallel.rules import OWN, Positions
 from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
 from weft.torch.tensor_parallel.functions import Functions, answer, forget
 from weft.torch.tensor_parallel.rules import RULES
-from weft.torch.tensor_parallel.team import Team, new_name
+from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
 
 OF_A_DEVICE = {"_cudnn_rnn", "_lstm_mps", "miopen_rnn", "_scaled_dot_product_attention_math_for_mps"}
 """Below the functions of PyTorch that have rules."""
@@ -78,7 +78,7 @@ def test_what_draws_sees_the_whole(kind: type[Functions], drawn: Callable[[Tenso
     take_plain_for_whole()
     part = torch.rand(4, 2, 8, generator=torch.Generator().manual_seed(2))
     with imagined_mesh(2, "cpu", new_name()) as mesh:  # the second rank has what the first one has
-        functions = kind(Team(mesh, None, 0, 2))
+        functions = kind(ShardGroup(mesh, None, 0, 2))
         answer(functions)
         torch.manual_seed(3)
         found = drawn(DTensor.from_local(part, mesh, [Shard(0)], run_check=False))

@@ -22,8 +22,8 @@ from weft.checkpoint.names import is_safe
 from weft.checkpoint.plain_pickle import Name, Record, read_pickle
 from weft.communication.serialise import named_dtype
 from weft.errors import CheckpointError
-from weft.foreign import LARGEST, MOST_DIMS, read_limited, regular, shown_text, translated
 from weft.torch.checkpoint.formats.torch_file import load_bytes
+from weft.untrusted import LARGEST, MOST_DIMS, read_limited, regular, shown_text, translated
 
 METADATA = ".metadata"
 _LIMIT_BYTES = 1 << 30

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from weft.checkpoint.names import is_safe, read_text
 from weft.errors import CheckpointError
-from weft.foreign import parse_json, regular, shown, shown_text, translated
 from weft.torch.checkpoint.formats.distributed_folder import METADATA, DistributedFolder
 from weft.torch.checkpoint.formats.torch_file import is_archive, load_file
 from weft.torch.checkpoint.tensor_files import find_safetensors
 from weft.torch.tensors.state_names import fitting
+from weft.untrusted import parse_json, regular, shown, shown_text, translated
 
 _INDEXES = ("model.safetensors.index.json",)
 _STATE_NAMES = ("model", "module", "state_dict")

@@ -13,7 +13,7 @@ from pathlib import Path
 from weft.checkpoint.folder import replace_flushed
 from weft.checkpoint.names import is_safe
 from weft.errors import CheckpointError
-from weft.foreign import read_limited, regular, shown, translated
+from weft.untrusted import read_limited, regular, shown, translated
 
 SUMS = "SHA256SUMS"
 _LIMIT_BYTES = 16 << 20

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CheckpointError
-from weft.foreign import cut, reason, regular, translated
+from weft.untrusted import cut, reason, regular, translated
 
 _CHUNK_BYTES = 4 << 20
 _LARGER = 4

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.replicas.sharding.by_unit import Units
-from weft.torch.replicas.sharding.sharers import Sharers
+from weft.torch.replicas.sharding.collectives import ShardingGroup
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
@@ -45,7 +45,7 @@ class SharedParameters:
         ranks, degree = session.peers("rdp"), session.settings.sharded_data_parallel_degree
         first, place = divmod(session.position("rdp"), degree)
         row = ranks[first * degree : (first + 1) * degree]
-        self._sharers = Sharers(new_group(session, row, backend_of(session)), place, degree)
+        self._sharers = ShardingGroup(new_group(session, row, backend_of(session)), place, degree)
         sparse = {id(p) for module in model.module.modules() for p in _sparse(module)}
         cuts = [
             (name, parameter, how)

@@ -26,16 +26,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.runtime.turns import Turns
+from weft.runtime.lockstep import LockstepOrder
 from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.pytorch.private import (
     call_of,
     has_memory,
     storage_key,
 )
+from weft.torch.replicas.sharding.collectives import ShardingGroup
 from weft.torch.replicas.sharding.layers import Place, places_of
 from weft.torch.replicas.sharding.saving import Saving, View
-from weft.torch.replicas.sharding.sharers import Sharers
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
 from weft.torch.tensor_parallel.cuts import mark, unmark
@@ -104,7 +104,11 @@ class Units:
     """
 
     def __init__(
-        self, session: Session, model: Any, cuts: Sequence[tuple[str, nn.Parameter, Cut]], sharers: Sharers
+        self,
+        session: Session,
+        model: Any,
+        cuts: Sequence[tuple[str, nn.Parameter, Cut]],
+        sharers: ShardingGroup,
     ) -> None:
         self._session, self._sharers = session, sharers
         self.layers: list[Layer] = []
@@ -296,7 +300,7 @@ class Units:
             weight.sum = each if weight.sum is None else weight.sum.add_(each)
 
     @property
-    def _turns(self) -> Turns:
+    def _turns(self) -> LockstepOrder:
         assert self._session.executor is not None and self._session.executor.turns is not None
         return self._session.executor.turns
 

@@ -5,10 +5,10 @@ one tensor, ``[experts, results, inputs]``: ``parts`` runs such a module on what
 gives the whole when it is added up: it computes both and compares, on a ``bench``.
 """
 
+from .expert_parallel import Mixture, cuts_of_mixture, members, misfit_of_mixture
 from .find import around_lonely, candidates, find_experts, lonely
-from .held import Mixture, cuts_of_mixture, members, misfit_of_mixture
 from .mixtures import find_mixtures, shares_out
-from .parts import cuts_of_experts, in_parts, misfit
+from .sharded_experts import cuts_of_experts, in_parts, misfit
 
 __all__ = [
     "Mixture", "around_lonely", "candidates", "cuts_of_experts", "cuts_of_mixture", "find_experts", "find_mixtures",

@@ -21,10 +21,10 @@ from weft.torch.tensor_parallel.cuts import Cut, cut_by
 from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf
 from weft.torch.tensors.nested import replace
 
-from .bench import BY_OBJECT, PLAIN, Bench, Outcome, equal, in_objects, kind_of, plus
+from .equivalence import BY_OBJECT, PLAIN, Bench, Outcome, equal, in_objects, kind_of, plus
 from .mixtures import hooked_in, is_in
-from .parts import Own, run_own
-from .parts import run as run_with
+from .sharded_experts import Own, run_own
+from .sharded_experts import run as run_with
 
 MOST_TRIED = 128
 _WHOLE = -2

@@ -24,8 +24,8 @@ from weft.torch.tensors.marks import TAGS
 from weft.torch.tensors.nested import replace as replaced
 from weft.torch.tensors.nested import tensors_in
 
-from .bench import BY_OBJECT, PLAIN, in_mode, in_objects, kind_of
-from .tried import DROPOUTS, tried
+from .equivalence import BY_OBJECT, PLAIN, in_mode, in_objects, kind_of
+from .layout_trials import DROPOUTS, tried
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 

@@ -1,0 +1,292 @@
+"""A spread tensor: each rank has a part of it, and it looks like the whole.
+
+It is between cut modules: the scores of a vocabulary, and, along tokens or positions, what runs between two regions.
+Functions that can work on the parts do (``rules``); everything else gets the whole, gathered from the ranks when it is
+first asked for. So the result is right, whatever is done with the tensor; what no rule covers costs a message.
+
+The whole may be written through a view of it. Then the part is old, here and in all spread views, and the whole is
+used from then on: PyTorch's count of writes tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.errors import UsageError
+from weft.torch.pytorch.private import (
+    in_backward,
+    is_mutable,
+    no_function_of_subclass,
+    version,
+    without_memory,
+)
+from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
+from weft.torch.tensor_parallel.shard_group import TOGETHER, Quiet
+from weft.torch.tensors import shards
+from weft.torch.tensors.cut_weights import inside_unit
+from weft.torch.tensors.shard_positions import Places
+
+_NO_MEMORY = UsageError(
+    "a tensor that is split over axis tp was written, and a function below PyTorch's own reads it: make a copy first, "
+    "x.clone(), and write into that"
+)
+_WATCHED = frozenset((Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_))
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+"""What functions do with spread tensors among their arguments; see ``rules``, which fills it."""
+
+
+class Ranks(Protocol):
+    """The ranks that hold the parts: a group, or who stands for one."""
+
+    rank: int
+    size: int
+
+    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        """The tensors of all ranks behind each other."""
+        ...
+
+    def agree(self, what: str) -> None:
+        """All ranks are about to do ``what``; an error where one is not."""
+        ...
+
+    def noted(self, names: frozenset[str], what: str, how: str) -> None:
+        """A function has taken a spread tensor that comes from these modules; ``how``: see ``watch``."""
+        ...
+
+
+class ShardedActivation(Tensor):
+    """See the module.
+
+    Attributes:
+        part: This rank's part.
+        group: The ranks.
+        along: The dimension along which it is in parts.
+        places: What of this dimension each rank has.
+        names: While it is found out what may be spread: the modules that the tensor comes from.
+    """
+
+    _weft_spread = True
+    part: Tensor
+    shard_group: Any
+    along: int
+    places: Places
+    names: frozenset[str]
+    _node: Any
+    _made: tuple[ShardedActivation, Callable[[Tensor], Tensor]] | None
+    _held: Tensor | None
+    _count: int
+
+    @property
+    def back(self) -> int:
+        """The place of ``along``, counted from the last dimension, which is 1."""
+        return self.ndim - self.along
+
+    def old(self) -> bool:
+        """True if somebody has written into the whole, so that the part does not show it."""
+        written = self._held is not None and version(self._held) != self._count
+        return written or (self._made is not None and self._made[0].old())
+
+    def moved(self) -> bool:
+        """True if it came out of an autograd function of the script's, whose gradient the part does not know."""
+        with no_function_of_subclass():
+            return self.grad_fn is not self._node
+
+    def whole(self) -> Tensor:
+        """The whole, as a plain tensor; all ranks call this together if one does."""
+        if self.moved() and torch.is_grad_enabled():
+            moved: Tensor = Unmoved.apply(self)
+            return moved
+        if self._made is not None:
+            of, view = self._made
+            return view(of.whole())
+        if self.old():
+            assert self._held is not None
+            return self._held
+        needs = torch.is_grad_enabled() and self.part.requires_grad
+        if self._held is None or (needs and not self._held.requires_grad):
+            if inside_unit():
+                self.shard_group.agree(TOGETHER)
+            self._held = Together.apply(self.part, self.shard_group, self.along, self.places)
+            self._count = version(self._held)
+        return self._held
+
+    def like(
+        self, part: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None,
+        places: Places | None = None,
+    ) -> ShardedActivation:  # fmt: skip
+        """Another one, in the same places if not told otherwise. ``view``: what makes it from the whole, if it shares
+        memory."""
+        if part is self.part:
+            return self
+        made = None if view is None else (self, view)
+        return spread(part, self.shard_group, along, places or self.places, self.names, made)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        own = getattr(func, STANDS_FOR, getattr(func, "__wrapped__", func))  # what weft has put in its place
+        if own in METADATA or own in AUTOGRAD or own is Tensor.untyped_storage:
+            _refuse_watching(func, args, kwargs)
+            with no_function_of_subclass():
+                return func(*args, **kwargs)
+        given = spread_in((args, kwargs))
+        written = [each for each in targets(func, args, kwargs) if isinstance(each, ShardedActivation)]
+        if written:
+            _note(written, func, "writes")
+            raise UsageError(
+                f"{_name(func)} writes into a tensor that is split over axis tp; write into a copy: x.clone()"
+            )
+        if any(each.old() for each in given):
+            _note(given, func, "writes")
+        elif any(each.moved() for each in given):
+            pass
+        elif (rule := RULES.get(func, RULES.get(own))) is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        _note(given, func, "whole")
+        args, kwargs = with_whole((args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Operations that come here by another way than PyTorch's functions get the whole, without its graph."""
+        given = spread_in((args, kwargs or {}))
+        if any(each.old() for each in given):
+            raise _NO_MEMORY
+        _note(given, func, "writes" if is_mutable(func) else "whole")
+        with torch.no_grad():
+            args, kwargs = with_whole((args, kwargs or {}), Tensor.detach)
+        return func(*args, **kwargs)
+
+
+def spread(
+    part: Tensor, shard_group: Any, along: int, places: Places, names: frozenset[str] = frozenset(),
+    made: tuple[ShardedActivation, Callable[[Tensor], Tensor]] | None = None,
+) -> ShardedActivation:  # fmt: skip
+    """The ranks' parts as one tensor; see :class:`Spread`."""
+    along %= part.ndim
+    result: ShardedActivation = Shown.apply(part, shard_group, along, places)
+    result.part, result.shard_group, result.along, result.places, result.names = (
+        part,
+        shard_group,
+        along,
+        places,
+        names,
+    )
+    result._made, result._held, result._count = made, None, 0
+    with no_function_of_subclass():
+        result._node = result.grad_fn
+    return result
+
+
+def may_spread() -> bool:
+    """True if a module that runs now may leave its result in parts: in a step, where all ranks run the same."""
+    return inside_unit() or in_backward()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The whole of a spread tensor; anything else as it is."""
+    return tensor.whole() if isinstance(tensor, ShardedActivation) else tensor
+
+
+shards.register(ShardedActivation, plain)
+
+
+def spread_in(tree: Any) -> list[ShardedActivation]:
+    """The spread tensors in lists, tuples and dicts."""
+    if isinstance(tree, Tensor):
+        return [tree] if isinstance(tree, ShardedActivation) else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [each for item in tree for each in spread_in(item)]
+
+
+def with_whole(tree: Any, then: Callable[[Tensor], Tensor] = lambda whole: whole) -> Any:
+    """Lists, tuples and dicts of arguments with the whole of spread tensors."""
+    if isinstance(tree, ShardedActivation):
+        return then(tree.whole())
+    if type(tree) in (tuple, list):
+        return type(tree)(with_whole(item, then) for item in tree)
+    if type(tree) is dict:
+        return {key: with_whole(item, then) for key, item in tree.items()}
+    return tree
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__name__", func)).strip("_")
+
+
+def _note(given: list[ShardedActivation], func: Any, how: str) -> None:
+    for each in given:
+        each.shard_group.noted(each.names, _name(func), how)
+
+
+def _refuse_watching(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse what asks for a gradient of the tensor: it is that of the parts' ways, too.
+
+    Raises:
+        UsageError: Always, then.
+    """
+    asked = func in _WATCHED and not (func is Tensor.requires_grad_ and args[0].requires_grad)
+    if func is torch.autograd.grad:
+        asked = bool(spread_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
+    if asked:
+        given = spread_in((args, kwargs))
+        _note(given, func, "writes")
+        raise UsageError(
+            f"{_name(func)} on a tensor that is split over axis tp: {given[0].shard_group.remedy}"
+        )
+
+
+class Shown(Quiet):
+    """A part, shown as the whole; the part gets its part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
+        ctx.along, ctx.places, ctx.rank = along, places, shard_group.rank
+        total, own = places.total, max(1, part.shape[along])
+        shape = [total if dim == along else size for dim, size in enumerate(part.shape)]
+        outer = part.stride(along)
+        strides = [stride if stride <= outer else stride * total // own for stride in part.stride()]
+        return without_memory(ShardedActivation, shape, strides, part)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
+
+
+class Unmoved(Quiet):
+    """The whole of a spread tensor, with the gradient of the tensor itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: ShardedActivation) -> Tensor:
+        return tensor.whole().detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class Together(Quiet):
+    """The whole of the ranks' parts; each rank's part gets its part of the gradient, which all have whole."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
+        ctx.along, ctx.places, ctx.rank = along, places, shard_group.rank
+        return shard_group.whole_of(part, along, places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
