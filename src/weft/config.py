@@ -105,24 +105,24 @@ class Settings:
     ddp: bool = _setting(
         False,
         Flag(),
-        "accepted for scripts that set it, changes nothing: more ranks than partitions make copies of the model",
+        "accepted for scripts that set it, changes nothing: more ranks than partitions make replicas",
     )
     all_reduce: str = _setting(
         "auto",
         Choice(("auto", "direct", "shared", "hierarchical")),
-        "how copies of the model add up gradients, see docs/data-parallel.md#algorithms-and-compression",
+        "how gradients are all-reduced over replicas, see docs/data-parallel.md#algorithms-and-compression",
     )
     compression: str = _setting(
-        "", Text(), 'how gradients travel between copies of the model ("int8", say); empty: as they are'
+        "", Text(), 'how gradients are compressed between replicas ("int8", say); empty: not at all'
     )
     shard_optimizer_state: bool = _setting(
-        False, Flag(), "each copy of the model keeps and updates a share of the optimizer's state"
+        False, Flag(), "each replica keeps and updates a shard of the optimizer states (ZeRO-1)"
     )
     offload_activations: bool = _setting(
         False, Flag(), "keep checkpointed activations in host memory between forward and backward pass"
     )
     sharded_data_parallel_degree: int = _setting(
-        1, Whole(1), "so many copies of the model share its parameters, gradients and optimizer states"
+        1, Whole(1), "over how many replicas parameters, gradients and optimizer states are sharded (ZeRO-3)"
     )
     sharded_parameters_gathered: Literal["step", "microbatch"] = _setting(
         "step",
@@ -131,21 +131,22 @@ class Settings:
         "microbatch: per layer and microbatch",
     )
     tensor_parallel_degree: int = _setting(
-        1, Whole(1), "over how many ranks the weights of a layer are split, see docs/tensor-parallel.md"
+        1, Whole(1), "over how many ranks the weights of a layer are sharded, see docs/tensor-parallel.md"
     )
     context_parallel_degree: int = _setting(
-        1, Whole(1), "over how many ranks long sequences are cut, see docs/context-parallel.md"
+        1, Whole(1), "over how many ranks long sequences are sharded, see docs/context-parallel.md"
     )
     sequence_parallel: bool = _setting(
         False,
         Flag(),
-        "between layers that are split, each rank has some of the tokens only, see docs/tensor-parallel.md",
+        "between sharded layers, each rank has some of the tokens only, see docs/tensor-parallel.md",
     )
     experts: Literal["auto", "ranks", "parts"] = _setting(
         "auto",
         Choice(("auto", "ranks", "parts")),
-        "how ranks that split layers share the experts of a mixture. ranks: each has some of them; parts: each has a "
-        "part of every one; auto: ranks for experts that are modules, parts for those that are one weight",
+        "how tensor-parallel ranks hold the experts of a mixture. ranks: each has some of them (expert parallelism); "
+        "parts: each has a shard of every one; auto: ranks for experts that are modules, parts for those that are one "
+        "weight",
     )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
@@ -478,7 +479,7 @@ def _advice(setting: Field[Any], value: object) -> str:
     check: Check = setting.metadata["check"]
     if setting.name == "tensor_parallel_degree" and value == "auto":
         return (
-            "how many copies of the model read data depends on it, so it must be known before a script asks for its "
+            "how many replicas read data depends on it, so it must be known before a script asks for its "
             f'share of them. weft tune finds it by trying, weft plan by formulas; then write "{setting.name}": 2, say'
         )
     meant = _meant(value.lower(), check) if isinstance(value, str) else None
@@ -529,7 +530,7 @@ TP_DEGREES = ("tensor_parallel_degree", "context_parallel_degree")
 
 
 def _tensor_faults(partitions: int, degrees: Mapping[str, int], world_size: int) -> list[str]:
-    """Ranks that do not make whole copies of the model, where partitions alone would."""
+    """Ranks that do not make whole replicas, where partitions alone would."""
     ranks = partitions * math.prod(degrees.values())
     if world_size % ranks == 0 or world_size % partitions:
         return []
@@ -537,7 +538,7 @@ def _tensor_faults(partitions: int, degrees: Mapping[str, int], world_size: int)
     whole = " or ".join(f'"{name}": 1' for name in degrees)
     return [
         f"{_named(degrees)} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
-        f"processes for a copy of the model, but the job has {processes}: start a multiple of {ranks} processes (weft "
+        f"processes for a replica, but the job has {processes}: start a multiple of {ranks} processes (weft "
         f"run -n {ranks}), or write {whole}"
     ]
 
@@ -547,19 +548,19 @@ def _named(degrees: Mapping[str, int]) -> str:
 
 
 def _sharers_faults(partitions: int, degrees: Mapping[str, int], degree: int, world_size: int) -> list[str]:
-    """Copies of the model that sharers do not divide."""
+    """Replicas that the sharding degree does not divide."""
     ranks = partitions * math.prod(degrees.values())
     if ranks == 1:
         return _divisor_faults("sharded_data_parallel_degree", degree, world_size)
-    copies = world_size // ranks
-    if world_size % ranks or copies % degree == 0:
+    replicas = world_size // ranks
+    if world_size % ranks or replicas % degree == 0:
         return []
     divided = f"{partitions} partition{'s' * (partitions > 1)}"
     divided += "".join(f" and {name} {each}" for name, each in degrees.items())
     return [
         f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
-        f"{copies} {'copy' if copies == 1 else 'copies'} of the model, which cannot be divided into groups of "
-        f"{degree}: start a multiple of {ranks * degree} processes (weft run -n {ranks * degree}), or write "
+        f"{replicas} replica{'s' * (replicas > 1)}, which cannot be divided into groups of {degree}: start a "
+        f"multiple of {ranks * degree} processes (weft run -n {ranks * degree}), or write "
         '"sharded_data_parallel_degree": 1'
     ]
 

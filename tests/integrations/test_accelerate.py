@@ -23,7 +23,7 @@ def found(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_as_in_one_process(copies: int, tmp_path: Path):
-    """With two copies of the model each reads every other batch, of half the size."""
+    """With two replicas each reads every other batch, of half the size."""
     run_ranks(1, JOB, [str(tmp_path), "0", "4"], warm=True, env=QUIET).check()
     run_ranks(2 * copies, JOB, [str(tmp_path), "2", str(4 // copies)], warm=True, env=QUIET).check()
     plain = found(tmp_path, "plain-0")

@@ -17,7 +17,7 @@ QUIET = {"PYTHONWARNINGS": "ignore"}
 
 @pytest.mark.parametrize("copies, precision", [(1, "32-true"), (1, "bf16-mixed"), (2, "32-true")])
 def test_as_in_one_process(copies: int, precision: str, tmp_path: Path):
-    """With two copies of the model each reads every other row of a batch."""
+    """With two replicas each reads every other row of a batch."""
     run_ranks(1, JOB, [str(tmp_path), "0", "4", precision], warm=True, env=QUIET).check()
     run_ranks(
         2 * copies, JOB, [str(tmp_path), "2", str(4 // copies), precision], warm=True, env=QUIET

@@ -20,7 +20,7 @@ import weft.torch as weft
 from tests.parity.compare import device
 from tests.parity.registry import Checks
 from weft.reduce.all_reduce_queue import AllReduceQueue
-from weft.reduce.channels import Tracks
+from weft.reduce.channels import Channels
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
@@ -99,7 +99,7 @@ def collectives() -> dict[str, Collective]:
         found[f"auto {hosts}"] = choose(everyone, hosts=hosts, device=where)
     if two_hosts():
         compressed = choose(everyone, hosts=two_hosts()[0], compressed=True, device=where)
-        assert isinstance(compressed, Tracks if on_cpu else Hierarchical)
+        assert isinstance(compressed, Channels if on_cpu else Hierarchical)
         assert isinstance(choose(everyone, hosts=["a", "b", "b", "b"], device=where), Direct)
     assert isinstance(choose(everyone, compressed=True, device=where), SharedMemory if on_cpu else Direct)
     return found

@@ -1,4 +1,4 @@
-"""Mixtures whose experts ranks share out, with partitions and copies of the model; see `experts.py`."""
+"""Mixtures whose experts ranks share out, with partitions and replicas; see `experts.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with weights that are cut over ranks, with partitions and copies of the model; see `in_parts.py`."""
+"""Steps with weights that are cut over ranks, with partitions and replicas; see `in_parts.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps with sequences that are cut over ranks, with partitions and copies of the model; see `sequences.py`."""
+"""Steps with sequences that are cut over ranks, with partitions and replicas; see `sequences.py`."""
 
 from __future__ import annotations
 

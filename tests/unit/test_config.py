@@ -82,9 +82,7 @@ def test_the_degree_divides_the_processes():
 def test_the_degree_divides_the_copies_of_a_pipeline():
     given = {"sharded_data_parallel_degree": 2, "partitions": 2}
     assert resolve(given, {}, 4).sharded_data_parallel_degree == 2
-    text = (
-        "is 2, but 6 processes with 2 partitions make 3 copies of the model.* start a multiple of 4 processes"
-    )
+    text = "is 2, but 6 processes with 2 partitions make 3 replicas.* start a multiple of 4 processes"
     with pytest.raises(ConfigError, match=text):
         resolve(given, {}, 6)
 
@@ -92,7 +90,7 @@ def test_the_degree_divides_the_copies_of_a_pipeline():
 def test_ranks_that_split_tensors_make_one_copy():
     given = {"sharded_data_parallel_degree": 2, "tensor_parallel_degree": 2}
     assert resolve(given, {}, 4).sharded_data_parallel_degree == 2
-    text = "with 1 partition and tensor_parallel_degree 2 make 1 copy of the model.* multiple of 4 processes"
+    text = "with 1 partition and tensor_parallel_degree 2 make 1 replica.* multiple of 4 processes"
     with pytest.raises(ConfigError, match=text):
         resolve(given, {}, 2)
 
@@ -143,7 +141,7 @@ def test_digest_tells_settings_apart():
         ({"partitions": "2"}, r'write "partitions": 2$'),
         (
             {"tensor_parallel_degree": "auto"},
-            r"""tensor_parallel_degree is 'auto' .*: how many copies .* depends on it.*weft tune finds it by trying""",
+            r"""tensor_parallel_degree is 'auto' .*: how many replicas .* depends on it.*weft tune finds it by try""",
         ),
         ({"partitions": True}, r"partitions is True .*it must be a whole number from 1 to 1000000"),
         ({"partitions": 2.0}, r'partitions is 2.0 .*write "partitions": 1'),
@@ -281,9 +279,7 @@ def test_both_degrees_together_make_axis_tp():
 
 def test_sharers_must_divide_the_copies_beside_ranks_of_axis_tp():
     for name in ("tensor_parallel_degree", "context_parallel_degree"):
-        text = (
-            rf"6 processes with 1 partition and {name} 2 make 3 copies of the model, which cannot be divided"
-        )
+        text = rf"6 processes with 1 partition and {name} 2 make 3 replicas, which cannot be divided"
         with pytest.raises(ConfigError, match=text):
             resolve({name: 2, "sharded_data_parallel_degree": 2}, world_size=6)
 

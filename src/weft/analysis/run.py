@@ -26,7 +26,7 @@ class Facts:
 
     Attributes:
         pp_rank: Its partition.
-        rdp_rank: Its copy of the model.
+        rdp_rank: Its replica.
         start_s: When its process began, on the clock of the timeline.
         joined_s: When `weft.init` had ended, on the same clock.
         limit_bytes: The most memory that it may have; 0 if that is not known.

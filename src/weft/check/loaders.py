@@ -1,4 +1,4 @@
-"""Data loaders: what each copy of the model reads, and what is left over at the end of an epoch."""
+"""Data loaders: what each replica reads, and what is left over at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def batch_not_divided(script: Script, training: Training) -> Iterator[Finding]:
 
 
 def loader_not_sharded(script: Script, training: Training) -> Iterator[Finding]:
-    """Every copy of the model reads the same data."""
+    """Every replica reads the same data."""
     if script.copied is False or shards(script) or script.ending(*SAMPLERS):
         return
     for loader in training.loaders:
@@ -84,7 +84,7 @@ def loader_not_sharded(script: Script, training: Training) -> Iterator[Finding]:
             "loader_not_sharded",
             Grade.WRONG if script.copied else Grade.HINT,
             loader.call.lineno,
-            "every copy of the model reads all of the data, so copies learn the same thing several times"
+            "every replica reads all of the data, so copies learn the same thing several times"
             + ("" if script.copied else ", as soon as there are copies"),
             rewritten(loader.call, LOADER, without=("shuffle",), sampler=sampler),
         )

@@ -152,7 +152,7 @@ def dp_barrier() -> None:
 
 
 def mp_barrier() -> None:
-    """:func:`barrier` for the ranks that hold one copy of the model."""
+    """:func:`barrier` for the ranks that hold one replica."""
     barrier(CommGroup.MP_GROUP)
 
 

@@ -1,6 +1,6 @@
 """Hugging Face's accelerate with a model that weft splits: `from weft.integrations.accelerate import Accelerator`.
 
-To accelerate, a process is what reads batches of its own: here that is a copy of the model, not a rank. So it counts
+To accelerate, a process is what reads batches of its own: here that is a replica, not a rank. So it counts
 replicas, puts no wrapper of its own around the model, and leaves talking between ranks to weft.
 """
 
@@ -48,10 +48,10 @@ _PLUGINS = (
 
 
 class Accelerator(accelerate.Accelerator):
-    """accelerate's own, which counts copies of the model where that counts processes.
+    """accelerate's own, which counts replicas where that counts processes.
 
     Make it after `weft.init`. `prepare` takes models and optimizers of weft and data loaders; inside of a `weft.step`
-    function `backward` is the model's. `gather` and `reduce` go over the copies of the model.
+    function `backward` is the model's. `gather` and `reduce` go over the replicas.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,11 +102,11 @@ class Accelerator(accelerate.Accelerator):
         models[0].backward(loss / self.gradient_accumulation_steps, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """What all copies of the model have, one after another along dim 0."""
+        """What all replicas have, one after another along dim 0."""
         return tensor if ranks.rdp_size() == 1 else gather_over_replicas(tensor)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum over the copies of the model, or "mean"; "none" gives what was there."""
+        """The sum over the replicas, or "mean"; "none" gives what was there."""
         if reduction == "none" or ranks.rdp_size() == 1:
             return replace(tensor, lambda each: each * scale)
         return reduce_over_replicas(tensor, reduction == "mean", scale)
@@ -140,7 +140,7 @@ operations.install(_counts)
 
 
 def _count_replicas() -> None:
-    """accelerate's state says how many copies of the model there are, and which is this one's."""
+    """accelerate's state says how many replicas there are, and which is this one's."""
     PartialState._shared_state.update(
         _weft=True, num_processes=ranks.rdp_size(), process_index=ranks.rdp_rank(),
         local_process_index=ranks.local_rank(),

@@ -29,5 +29,5 @@ def refuse_apart() -> None:
     if current.session().settings.inputs == "apart":
         raise UsageError(
             '"inputs": "apart" lets ranks that split tensors read samples of their own, which a loop that weft does '
-            "not own would count as copies of the model: leave it out"
+            "not own would count as replicas: leave it out"
         )

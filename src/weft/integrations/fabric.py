@@ -45,7 +45,7 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
-        """Each copy of the model reads its own shard, the ranks of one copy the same; one alone reads everything."""
+        """Each replica reads its own shard, the ranks of one copy the same; one alone reads everything."""
         if ranks.rdp_size() == 1:
             return None
         return {"num_replicas": ranks.rdp_size(), "rank": ranks.rdp_rank()}
@@ -92,7 +92,7 @@ class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
         model.backward(tensor, *args, **kwargs)
 
     def all_reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
-        """Over the copies of the model: the ranks of one have the same."""
+        """Over the replicas: the ranks of one have the same."""
         result: Tensor = self.reduce(tensor, group, reduce_op)
         return result
 

@@ -64,12 +64,12 @@ class WeftStrategy(Together, pl.strategies.ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if data are shared out, and logged values added up: over the copies of the model."""
+        """True if data are shared out, and logged values added up: over the replicas."""
         return current.is_initialized() and ranks.rdp_size() > 1
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Each copy of the model reads its own shard, the ranks of one copy the same."""
+        """Each replica reads its own shard, the ranks of one copy the same."""
         return {"num_replicas": ranks.rdp_size(), "rank": ranks.rdp_rank()}
 
     def setup_environment(self) -> None:

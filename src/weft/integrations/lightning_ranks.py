@@ -138,7 +138,7 @@ class Together:
         return obj
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over the copies of the model: the ranks of one have the same."""
+        """Over the replicas: the ranks of one have the same."""
         if not isinstance(tensor, Tensor) or ranks.rdp_size() == 1:
             return tensor
         mean = str(reduce_op).lower() in ("none", "mean", "avg")

@@ -47,7 +47,7 @@ def enable(**settings: Any) -> None:
 
 
 def _partitions(settings: dict[str, Any]) -> int:
-    """All ranks make one copy of the model, if the settings say no more."""
+    """All ranks make one replica, if the settings say no more."""
     degrees = [settings.get(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
     shared = math.prod(each for each in degrees if isinstance(each, int) and each > 0)
     return max(1, discover(os.environ).world_size // shared)

@@ -66,12 +66,12 @@ def dp_size() -> int:
 
 
 def mp_rank() -> int:
-    """This process's place among those that together hold one copy of the model."""
+    """This process's place among those that together hold one replica."""
     return session().position("mp")
 
 
 def mp_size() -> int:
-    """How many processes hold one copy of the model."""
+    """How many processes hold one replica."""
     return session().mesh.size("mp")
 
 
@@ -101,5 +101,5 @@ def get_dp_group() -> list[int]:
 
 
 def get_mp_group() -> list[int]:
-    """The ranks that hold one copy of the model together with this process."""
+    """The ranks that hold one replica together with this process."""
     return list(session().peers("mp"))

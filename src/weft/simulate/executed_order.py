@@ -50,7 +50,7 @@ def executed_order(
     >>> from weft.schedule import make
     >>> made = make("1f1b", ranks=2, microbatches=3)
     >>> slow_end = [StageCost(1.0, 1.0), StageCost(3.0, 3.0)]
-    >>> " ".join(map(str, as_run(made.ranks, made.rank_of_stage, slow_end, ahead=1)[0]))
+    >>> " ".join(map(str, executed_order(made.ranks, made.rank_of_stage, slow_end, ahead=1)[0]))
     '0F0 0F1 0F2 0B0 0B1 0B2'
     """
     wiring = wire(rank_of_stage, costs, edges, links)

@@ -79,7 +79,7 @@ class Mesh:
 
     @property
     def rdp(self) -> int:
-        """How many copies of the model there are."""
+        """How many replicas there are."""
         return self.world_size // (self.pp * self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:

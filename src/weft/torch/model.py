@@ -58,7 +58,7 @@ class DistributedModel(nn.Module):
     ``average_grads_across_microbatches``: gradients are those of the mean over the mini-batch; otherwise of the sum
     of the microbatches' losses.
 
-    The other arguments are for copies of the model on different data, see ``docs/data-parallel.md``:
+    The other arguments are for replicas on different data, see ``docs/data-parallel.md``:
     ``overlapping_allreduce``: gradients are averaged while the backward pass runs, else at the end of the step.
     ``backward_passes_per_step``: so many steps add up before gradients are averaged. ``bucket_cap_mb``: MiB of
     gradients that travel together. ``broadcast_buffers``: buffers (BatchNorm's statistics, say) are those of the first
@@ -98,7 +98,7 @@ class DistributedModel(nn.Module):
         if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
             raise UsageError(
                 "the model has a DistributedDataParallel inside, which would average gradients a second time, and wait "
-                "for parameters of other ranks: leave it out, weft averages over copies of the model by itself"
+                "for parameters of other ranks: leave it out, weft averages over replicas by itself"
             )
         self.module = module
         self.partitioned = False
@@ -639,7 +639,7 @@ def _refuse_ddp(model: DistributedModel) -> NoReturn:
     """Both would average gradients, and DDP waits for parameters that lie on other ranks."""
     raise UsageError(
         "DistributedDataParallel around a DistributedModel would average gradients a second time, and wait for "
-        "parameters of other ranks: leave it out, weft averages over copies of the model by itself"
+        "parameters of other ranks: leave it out, weft averages over replicas by itself"
     )
 
 

@@ -147,7 +147,7 @@ def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.med
 def degrees_of(run: Run) -> tuple[int, ...]:
     """Over how many ranks weights can be split so that a step has the same samples; none if over no other number.
 
-    Where each rank reads its own samples (`inputs` is "apart"), all degrees have the same. So have copies of the model,
+    Where each rank reads its own samples (`inputs` is "apart"), all degrees have the same. So have replicas,
     with which it makes no difference.
     """
     facts = next(iter(run.facts.values()), None)

@@ -17,7 +17,7 @@ from training import FAULTS, Plan
 
 import weft.torch as weft
 from weft.reduce import choice
-from weft.reduce.all_reduce_queue import Lane
+from weft.reduce.all_reduce_queue import AllReduceQueue
 from weft.reduce.exchange import GroupExchange
 from weft.reduce.shared import HostMemory
 
@@ -27,10 +27,10 @@ ROWS, WIDTH = 4, 1024
 
 def interrupt(plan: Plan) -> None:
     """Let every sum come past the plan."""
-    launch, reduce = Lane.launch, HostMemory._reduce
+    launch, reduce = AllReduceQueue.launch, HostMemory._reduce
     add_up, gather = GroupExchange.all_reduce, GroupExchange.all_gather
 
-    def launched(self: Lane, *arguments: Any) -> Any:
+    def launched(self: AllReduceQueue, *arguments: Any) -> Any:
         work = launch(self, *arguments)
         plan.reached("launched")
         return work
@@ -49,7 +49,7 @@ def interrupt(plan: Plan) -> None:
         plan.reached("between")
         return gather(self, flat)
 
-    Lane.launch, HostMemory._reduce = launched, reduced  # type: ignore[method-assign]
+    AllReduceQueue.launch, HostMemory._reduce = launched, reduced  # type: ignore[method-assign]
     GroupExchange.all_reduce, GroupExchange.all_gather = summed, gathered  # type: ignore[method-assign]
 
 

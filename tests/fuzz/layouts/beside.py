@@ -28,7 +28,7 @@ from weft.torch.tensor_parallel import is_cut
 
 IN_PARTS, SILENT = "in parts", "silent"
 PARTED = ("losses", "scores", "scores in between")
-"""Numbers of which each copy of the model has its own samples'."""
+"""Numbers of which each replica has its own samples'."""
 TOLD = 6
 TOLERANCE = 1e-8
 """Of the largest number that is compared."""

@@ -213,7 +213,7 @@ def loss_of(
 
 
 class Alone(Job):
-    """One process, on microbatches as all copies of the model have them together."""
+    """One process, on microbatches as all replicas have them together."""
 
     def __init__(self, names: Mapping[str, Any], ranks: int) -> None:
         super().__init__(names, ranks)
@@ -231,9 +231,7 @@ class Alone(Job):
         kept = self.kept()
         parts = self.parts(words)
         masks = [None] * len(parts) if kept is None else self.parts(kept)
-        weights = [
-            1 if mask is None else int(mask.sum()) for mask in masks
-        ]  # copies of the model count alike
+        weights = [1 if mask is None else int(mask.sum()) for mask in masks]  # replicas count alike
         losses = []
         for part, mask, weight in zip(parts, masks, weights, strict=True):
             loss = loss_of(self.names, self.model(part), part, mask)

@@ -42,7 +42,7 @@ def test_replicas_add_up_and_ranks_of_a_pipeline_do_not():
 
 
 def job(ranks: int, pp: int = 1, tp: int = 1, versions: str = "torch", **settings: object) -> Run:
-    """One step a second from all ranks, 10 samples for each copy of the model."""
+    """One step a second from all ranks, 10 samples for each replica."""
     steps = {rank: tuple(step(n, float(n)) for n in range(1, 7)) for rank in range(ranks)}
     own = {"microbatches": 2, "partitions": pp, "tensor_parallel_degree": tp, "inputs": "equal", **settings}
     facts = {

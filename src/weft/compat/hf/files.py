@@ -107,7 +107,7 @@ def _in_a_file(name: str, adapter: str) -> str:
 
 
 def _write_random_states_once(cls: Any) -> None:
-    """Let one rank of each copy of the model write random states: all its ranks have one name for the file."""
+    """Let one rank of each replica write random states: all its ranks have one name for the file."""
     save = cls._save_rng_state
 
     @functools.wraps(save)

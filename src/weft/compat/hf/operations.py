@@ -1,4 +1,4 @@
-"""accelerate's functions over processes, ``accelerate.utils.gather`` and its like: they go over copies of the model.
+"""accelerate's functions over processes, ``accelerate.utils.gather`` and its like: they go over replicas.
 
 accelerate believes in one process, since weft talks between the ranks. So its own functions give what one copy has.
 """
@@ -15,7 +15,7 @@ from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 
 
 def install(counts: Callable[[], bool]) -> None:
-    """Change the functions wherever accelerate has them. ``counts``: whether processes are copies of the model now."""
+    """Change the functions wherever accelerate has them. ``counts``: whether processes are replicas now."""
     from accelerate import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
         accelerator,
         utils,

@@ -128,7 +128,7 @@ def refuse(args: Any) -> None:
     if state.cfg.inputs == "apart":
         faults.append(
             "prescaled_batch: without it each rank that splits tensors reads samples of its own, which the Trainer "
-            'would count as copies of the model; write "prescaled_batch": true'
+            'would count as replicas; write "prescaled_batch": true'
         )
     config = args.accelerator_config
     for name in ("dispatch_batches", "use_stateful_dataloader"):

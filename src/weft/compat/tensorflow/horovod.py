@@ -1,6 +1,6 @@
 """What scripts import as ``horovod.tensorflow``, where Horovod is not installed.
 
-In a job of ``smp`` with the setting ``horovod`` the ranks are the copies of the model, as in the original; else all.
+In a job of ``smp`` with the setting ``horovod`` the ranks are the replicas, as in the original; else all.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Ranker:
         self._shares = shares
 
     def get_rep_rank(self, rank: int | None = None) -> int:
-        """The number of the copy of the model of which this rank, or the one given, has a share."""
+        """The number of the replica of which this rank, or the one given, has a share."""
         return (dist.get_rank() if rank is None else rank) // self._shares
 
     def get_rep_groups(self) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Waiting for the sums of gradients over copies of the model."""
+"""Waiting for the sums of gradients over replicas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.rules.rule import Finding, Rule
 
 @dataclass(frozen=True)
 class AllReduceExposed(Rule):
-    """Do ranks wait for the sums of gradients over the copies of the model?
+    """Do ranks wait for the sums of gradients over the replicas?
 
     The measure is the share of a step, the mean over ranks. Sums that go on beside work do not count.
     """
@@ -25,7 +25,7 @@ class AllReduceExposed(Rule):
         copies = 1 + max((analysis.facts(rank).rdp_rank for rank in analysis.ranks), default=0)
         exposed = share(analysis, lambda parts: parts.reduce)
         if copies < 2 and not exposed:
-            return self.not_applicable("there is one copy of the model")
+            return self.not_applicable("there is one replica")
         hosts = {analysis.facts(rank).host for rank in analysis.ranks}
         advice = [] if analysis.setting("compression") else ['send fewer bytes: `"compression": "int8"`']
         if len(hosts) > 1:
@@ -35,7 +35,7 @@ class AllReduceExposed(Rule):
         return self.graded(
             f"ranks wait for sums of gradients for {percent(exposed)} of a step",
             (exposed, self.warn, self.severe),
-            evidence={"exposed": percent(exposed), "copies of the model": copies, "hosts": len(hosts)},
+            evidence={"exposed": percent(exposed), "replicas": copies, "hosts": len(hosts)},
             advice=advice,
             gain=analysis.what_if.gain("no reduce"),
             ranks=analysis.ranks,

@@ -48,7 +48,7 @@ class LoadBalancing(Rule):
         return self.warning(
             f"rank {one} works {percent(median(busy[one]))} of its steps, rank {other} {percent(median(busy[other]))}",
             evidence={f"distance of ranks {a} and {b}": round(far, 3) for (a, b), far in pairs.items()},
-            advice=["give all copies of the model samples of alike sizes, and cores of their own"],
+            advice=["give all replicas samples of alike sizes, and cores of their own"],
             ranks=[one, other],
         )
 

@@ -13,7 +13,7 @@ from weft.rules.rule import Finding, Rule
 class SmallBatchNorm(Rule):
     """Does batch normalisation take its means over so few samples that they are noise?
 
-    Each copy of the model, and each microbatch, is normalised for itself, but for `SyncBatchNorm` over all copies. The
+    Each replica, and each microbatch, is normalised for itself, but for `SyncBatchNorm` over all copies. The
     number of samples is that of the first mini-batch.
     """
 

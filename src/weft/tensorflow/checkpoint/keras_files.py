@@ -45,7 +45,7 @@ class UnreadableFile(CheckpointError, OSError):
 def write(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> None:
     """Let the first rank write a file: ``act(net, path)``, where ``net`` is whole, with its optimizer.
 
-    Every rank calls this, outside of a step; copies of the model do nothing.
+    Every rank calls this, outside of a step; replicas do nothing.
 
     Raises:
         UsageError: What an optimizer keeps is not known before the first step.

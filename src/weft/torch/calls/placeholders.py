@@ -111,7 +111,7 @@ def _kind(kind: type[Tensor]) -> type[Tensor]:
         return kind
     if kind is Tensor:
         return Placeholder
-    return types.new_class(f"StandIn{kind.__name__}", (Placeholder, kind))
+    return types.new_class(f"Placeholder{kind.__name__}", (Placeholder, kind))
 
 
 def _marked(tensor: Tensor, kind: type[Tensor], owner: int, name: str, device: torch.device) -> Any:

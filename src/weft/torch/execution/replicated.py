@@ -59,7 +59,7 @@ class Replicated:
     Args:
         tape: The microbatch's tape.
         others: The other ranks of the pipeline.
-        copies: Whether there are copies of the model on other data. Trainable parameters are refused then: only those
+        copies: Whether there are replicas on other data. Trainable parameters are refused then: only those
             of the model are averaged over the copies.
     """
 
@@ -109,7 +109,7 @@ class Replicated:
         if found:
             raise UsageError(
                 f"a trainable parameter of shape {list(found[0].shape)} outside of the model gets a gradient, but "
-                "there are copies of the model on other data, and only the model's own gradients are averaged over "
+                "there are replicas on other data, and only the model's own gradients are averaged over "
                 "them: make it a parameter of the module that is wrapped (one that has both the network and the loss)"
             )
 

@@ -20,7 +20,7 @@ from weft.torch.execution.tape import check_stale
 from weft.torch.execution.value import Value
 from weft.torch.session.differing_calls import END, CallCheck
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.shards import gathered
+from weft.torch.tensors.shards import used
 from weft.transport.channel import OUTPUT, Key, Message
 from weft.transport.tensor_bytes import dense
 
@@ -87,7 +87,7 @@ class Returned:
 
     def _send_or_receive(self, program: Program, tensor: Tensor) -> Tensor:
         value = program.value_of(tensor)
-        local = gathered(self._data(program, tensor, value))
+        local = used(self._data(program, tensor, value))
         if value is not None:
             check_stale(value, "the step's result")
         if value is not None and goes_with_others(tensor, value):

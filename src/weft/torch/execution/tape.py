@@ -41,7 +41,7 @@ from weft.torch.execution.replicated import EVERYWHERE, Replicated
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.tensors.shards import gathered, is_shard
+from weft.torch.tensors.shards import gathered, stays_sharded
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
 
@@ -161,7 +161,7 @@ class Tape:
     def whole(self, value: Value, tensor: Tensor) -> Tensor:
         """The data of a value of this rank. What a unit has left in parts, in a cache say, is put together for that."""
         tensor = value.data(tensor)
-        if is_shard(tensor):
+        if stays_sharded(tensor):
             with self.unseen():
                 value.actual = tensor = gathered(tensor)
         return tensor

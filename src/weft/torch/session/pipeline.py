@@ -75,7 +75,7 @@ class Pipeline:
         buffers: The buffers of this rank that the code between units writes, by id.
         filled: The lists, dicts and objects that units of running microbatches have filled, by id, with the microbatch.
         fuses: Whether a weight of this rank gains by being added to its gradient in one call.
-        replicas: How many copies of the model there are.
+        replicas: How many replicas there are.
         units: How many units have a number.
         logs: The signatures of the calls of each microbatch in the present step, in order.
         calls: The numbers of calls, by signature; see ``differing_calls``.

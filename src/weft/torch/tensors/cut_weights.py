@@ -63,7 +63,7 @@ def refuse_part(tensor: Tensor) -> NoReturn:
     if away is not None:
         raise UsageError(
             f"code outside of {away.name} reads a weight of shape {list(tensor.shape)} that belongs to it, which "
-            "copies of the model share: it has values only while that module runs. Let the code use the module "
+            "replicas share: it has values only while that module runs. Let the code use the module "
             'itself, or write "sharded_parameters_gathered": "step"'
         )
     raise UsageError(

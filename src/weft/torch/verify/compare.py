@@ -58,7 +58,7 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
     if session.mesh.rdp > 1 and any(
         isinstance(m, SyncBatchNorm) for one in models for m in one.module.modules()
     ):
-        return "SyncBatchNorm takes the samples of all copies of the model together"
+        return "SyncBatchNorm takes the samples of all replicas together"
     return ""
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 
 import weft.torch as weft
-from tests.unit.test_foreign import little_memory
+from tests.unit.test_untrusted import little_memory
 from weft.errors import CheckpointError
 from weft.torch.placed.plan import Plan
 

@@ -196,7 +196,7 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.whole() if isinstance(tensor, ShardedActivation) else tensor
 
 
-shards.register(ShardedActivation, plain)
+shards.register(ShardedActivation, plain, on_use=True)
 
 
 def spread_in(tree: Any) -> list[ShardedActivation]:

@@ -24,7 +24,7 @@ SCORES, TOKENS = "scores", "tokens"
 
 
 class Alone:
-    """Stands for the ranks: one, which has all; see :class:`weft.torch.tensor_parallel.shard_group.Team`."""
+    """Stands for the ranks: one, which has all; see :class:`weft.torch.tensor_parallel.shard_group.ShardGroup`."""
 
     rank, size, seat = 0, 1, 0
     remedy = ""
