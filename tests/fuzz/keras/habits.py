@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 WIDTH, LENGTH, WORDS, SIDE = 6, 4, 9, 5
+# Not Lion: it steps by the sign of a gradient, and where that is 0 the sign is that of the rounding.
 OPTIMIZERS = (
     "SGD({rate})",
     "SGD({rate}, momentum=0.9)",
@@ -15,7 +16,6 @@ OPTIMIZERS = (
     "Nadam({rate})",
     "Adamax({rate})",
     "Ftrl({rate})",
-    "Lion({rate})",
     "Lamb({rate})",
     "Adafactor({rate})",
     "Adam({rate}, amsgrad=True)",
@@ -192,7 +192,7 @@ CALLBACKS = (
     "callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(found, f'log {epoch}', dict(logs)))",
     "callbacks.LambdaCallback(on_train_batch_end=lambda at, logs: note(found, f'batch {at}', dict(logs)))",
     "callbacks.EarlyStopping('loss', patience=0, min_delta=0.5, restore_best_weights=True)",
-    "callbacks.ModelCheckpoint(f'{tempfile.gettempdir()}/fuzz-{os.getpid()}.weights.h5', save_weights_only=True)",
+    "callbacks.ModelCheckpoint(f'{tempfile.gettempdir()}/fuzz-{way.name()}.weights.h5', save_weights_only=True)",
     "callbacks.SwapEMAWeights()",
     "callbacks.EarlyStopping('val_loss', patience=0, min_delta=0.5)",
     "callbacks.LambdaCallback("

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,10 @@ class Plain:
 
         return call
 
+    def name(self) -> str:
+        """The name of a file of this process."""
+        return f"plain-{os.getpid()}"
+
     def clip(self, gradients: list[Any], norm: float) -> list[Any]:
         return list(tf.clip_by_global_norm(gradients, norm)[0])
 
@@ -137,6 +142,10 @@ class Split:
 
     def step(self, function: Callable[..., Any]) -> Any:
         return self.weft.step(function, allow_uneven=True)
+
+    def name(self) -> str:
+        """The name of a file that all ranks have; one process has started them."""
+        return f"split-{os.getppid()}"
 
     def clip(self, gradients: list[Any], norm: float) -> list[Any]:
         return list(self.weft.clip_by_global_norm(gradients, norm)[0])
