@@ -1,8 +1,9 @@
 """What is asked of malloc, and what the user's own settings keep."""
 
-from __future__ import mmap
+from __future__ import annotations
 
 import ctypes
+import mmap
 import subprocess
 import sys
 from typing import Any
