@@ -8,7 +8,7 @@ from pathlib import Path
 
 import weft
 
-LEFT = {"What": 671, "How": 187, "Which": 56, "Whether": 13}
+LEFT = {"What": 670, "How": 185, "Which": 56, "Whether": 12}
 """How many docstrings of functions, classes and modules still begin so. Lower the number where you mend some."""
 
 

@@ -84,7 +84,7 @@ def loader_not_sharded(script: Script, training: Training) -> Iterator[Finding]:
             "loader_not_sharded",
             Grade.WRONG if script.copied else Grade.HINT,
             loader.call.lineno,
-            "every replica reads all of the data, so copies learn the same thing several times"
+            "every replica reads all of the data, so replicas learn the same thing several times"
             + ("" if script.copied else ", as soon as there are copies"),
             rewritten(loader.call, LOADER, without=("shuffle",), sampler=sampler),
         )

@@ -284,7 +284,7 @@ class Script:
 
     @property
     def copied(self) -> bool | None:
-        """Whether several replicas train; None if that depends on how the script is started."""
+        """True if several replicas train; None if that depends on how the script is started."""
         if not self.distributed:
             return None
         if self.given.ranks is not None and self.partitions is not None:

@@ -102,7 +102,7 @@ class Accelerator(accelerate.Accelerator):
         models[0].backward(loss / self.gradient_accumulation_steps, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """What all replicas have, one after another along dim 0."""
+        """The tensors of all replicas, one after another along dim 0."""
         return tensor if ranks.rdp_size() == 1 else gather_over_replicas(tensor)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

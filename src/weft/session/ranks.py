@@ -71,7 +71,7 @@ def mp_rank() -> int:
 
 
 def mp_size() -> int:
-    """How many processes hold one replica."""
+    """The number of processes that hold one replica."""
     return session().mesh.size("mp")
 
 

@@ -79,7 +79,7 @@ class Mesh:
 
     @property
     def rdp(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self.world_size // (self.pp * self.tp)
 
     def coordinates(self, rank: int) -> Coordinates:

@@ -1,5 +1,5 @@
 """What a call of a module or a function looks like from outside.
 
 A rank that does not run a call knows its result's shapes by the call's signature. What it has in place of other ranks'
-parameters are stand-ins.
+parameters are placeholders.
 """

@@ -2,7 +2,7 @@
 
 A module may fill what it gets: a cache with keys and values, say. Only the rank that runs the module would show that.
 So this rank looks at what was given before the call and after it. What has changed goes the way of results: the other
-ranks are told it once for each signature, put stand-ins in the same places, and data go where somebody uses them.
+ranks are told it once for each signature, put placeholders in the same places, and data go where somebody uses them.
 
     partition 0     layer(x, cache)     cache.keys: a tensor
     partition 1     skips the call      cache.keys: `Left`, a tensor without data

@@ -1,9 +1,9 @@
-"""Stand-ins: what a rank has in place of the parameters and buffers of other ranks.
+"""Placeholders: what a rank has in place of the parameters and buffers of other ranks.
 
-A stand-in has the shape, dtype and device of what it stands for, and no values. Between steps it behaves as if every
-line of the script ran on the rank that has the values: what is computed from it is a stand-in too, what is written into
-it is left to its owner, and its values cannot be read here. To combine it with what lives on another rank is refused,
-because no rank has both. So a script's own arithmetic with weights gives one process's numbers, or an error.
+A placeholder has the shape, dtype and device of what it stands for, and no values. Between steps it behaves as if every
+line of the script ran on the rank that has the values: what is computed from it is a placeholder too, what is written
+into it is left to its owner, and its values cannot be read here. To combine it with what lives on another rank is
+refused, because no rank has both. So a script's own arithmetic with weights gives one process's numbers, or an error.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CASTS = torch_functions.named(
 )  # fmt: skip
 _DETACH = torch_functions.named((Tensor, torch), ("detach",))
 _FITS = "_has_compatible_shallow_copy_type"
-"""``module.to`` asks this before it sets ``data``, which suits every stand-in."""
+"""``module.to`` asks this before it sets ``data``, which suits every placeholder."""
 _COMPUTED = "what was computed from "
 _KEEP_NAME = torch_functions.VIEWS | _CASTS | torch_functions.named((Tensor, torch), ("clone", "detach"))
 
 
 class _Owner:
-    """``_weft_owner`` of what was computed from a stand-in: a step cannot use it."""
+    """``_weft_owner`` of what was computed from a placeholder: a step cannot use it."""
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
         if tensor is not None:
@@ -82,7 +82,7 @@ class Placeholder(Tensor):
 
 
 def placeholder(tensor: Tensor, owner: int, name: str) -> None:
-    """Let a tensor of this rank be a stand-in from now on, and free its values."""
+    """Let a tensor of this rank be a placeholder from now on, and free its values."""
     if not isinstance(tensor, Placeholder):  # a copy of one is
         tensor.grad = None
         tensor.data = _hollow(tensor)
@@ -91,7 +91,7 @@ def placeholder(tensor: Tensor, owner: int, name: str) -> None:
 
 @contextmanager
 def filled(tensor: Tensor, values: Tensor) -> Iterator[None]:
-    """Inside, a stand-in is no stand-in: it holds these values."""
+    """Inside, a placeholder is no placeholder: it holds these values."""
     kind = type(tensor)
     assert issubclass(kind, Placeholder)
     tensor.__class__ = next(each for each in kind.__mro__ if not issubclass(each, Placeholder))  # type: ignore[assignment]
@@ -106,7 +106,7 @@ def filled(tensor: Tensor, values: Tensor) -> Iterator[None]:
 
 @functools.cache
 def _kind(kind: type[Tensor]) -> type[Tensor]:
-    """Stand-ins of a class of tensors are of that class, too."""
+    """Placeholders of a class of tensors are of that class, too."""
     if issubclass(kind, Placeholder):
         return kind
     if kind is Tensor:
@@ -158,7 +158,7 @@ def _place(tensor: Tensor) -> int | None:
 
 
 def _check(tensors: list[Tensor]) -> Placeholder:
-    """The first stand-in among tensors that one operation uses; refused if no rank has them all."""
+    """The first placeholder among tensors that one operation uses; refused if no rank has them all."""
     first = next(tensor for tensor in tensors if isinstance(tensor, Placeholder))
     owner = first._weft_of[0]
     for tensor in tensors:
@@ -174,7 +174,7 @@ def _check(tensors: list[Tensor]) -> Placeholder:
 
 
 def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What becomes of an operation that the rank of its stand-ins does with their values."""
+    """What becomes of an operation that the rank of its placeholders does with their values."""
     if torch_functions.is_for_each(func):
         return _for_each(func, args, kwargs)
     tensors = tensors_in((args, kwargs))

@@ -43,7 +43,7 @@ class Left(Tensor):
 
 
 def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
-    """Let a stand-in on this rank be a `Left`."""
+    """Let a placeholder on this rank be a `Left`."""
     marked: Any = tensor
     if type(tensor) is Tensor:
         marked.__class__ = Left

@@ -120,7 +120,7 @@ class Glue(TorchFunctionMode):
             return from_first(self.program, inputs)
 
     def _as_result(self, tensor: Tensor) -> Tensor:
-        """``tensor``; a stand-in gets a ``grad_fn`` first, which the result of an autograd function has."""
+        """``tensor``; a placeholder gets a ``grad_fn`` first, which the result of an autograd function has."""
         if tensor.device.type != "meta" or not tensor.requires_grad:
             return tensor
         result = tensor.clone()
@@ -159,7 +159,7 @@ class Glue(TorchFunctionMode):
                 self._find((item.start, item.stop, item.step), placed)
 
     def refuse_meta(self, tensor: Tensor) -> None:
-        """Refuse a stand-in of which nobody knows who has its data."""
+        """Refuse a placeholder of which nobody knows who has its data."""
         if tensor._weft_value is None:  # type: ignore[attr-defined]
             raise UsageError(
                 "a tensor without data came out of a function that weft cannot follow between modules (functorch, a "

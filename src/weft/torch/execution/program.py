@@ -5,7 +5,7 @@ rank knows from the places alone who runs a call, who must send and who must rec
 
     1  find the placed tensors among its arguments, and the rank that runs it
     2  that rank: make its arguments local (receive, or enter the segment), run, give the results places
-    3  others: send what they own of its arguments, and make stand-ins for its results
+    3  others: send what they own of its arguments, and make placeholders for its results
 
 Both rank sets need the call's ``Spec``; see ``calls.call_signature``.
 """

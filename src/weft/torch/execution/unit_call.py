@@ -259,7 +259,7 @@ class PlainCall:
         """The hidden tensors as this rank has them."""
 
     def result(self) -> Any:
-        """Make the call: what the unit returns on this rank, or stand-ins for what it returns on another one."""
+        """Make the call: what the unit returns on this rank, or placeholders for what it returns on another one."""
         unit, program = self.unit, self.program
         with no_torch_function():
             parts = self._scan()
@@ -469,7 +469,7 @@ class PlainCall:
 
 
 def received_data(tensor: Tensor) -> Tensor:
-    """The data behind a stand-in that this rank has received."""
+    """The data behind a placeholder that this rank has received."""
     value: Value | None = tensor._weft_value  # type: ignore[attr-defined]
     if value is None:
         return tensor

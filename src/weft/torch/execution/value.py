@@ -62,8 +62,8 @@ class Value:
 
     ``number`` is the same on every rank. On the owner ``segment`` is where the tensor was computed, and the tensor
     itself is the data unless ``actual`` replaces it (written in place in a way the tensor object could not follow).
-    Elsewhere the tensor is a stand-in without data. There ``actual`` is a stand-in of another shape if the shape was
-    changed in place, and ``copy`` is the data that was received.
+    Elsewhere the tensor is a placeholder without data. There ``actual`` is a placeholder of another shape if the shape
+    was changed in place, and ``copy`` is the data that was received.
 
     ``sent``: by rank the version that the rank has; ``~version``: the rank had it, and let go of it after a backward
     pass. ``stale``: another rank has written into the memory, which this rank's data do not show.

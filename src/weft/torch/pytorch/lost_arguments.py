@@ -1,7 +1,7 @@
 """Functions of PyTorch that lose an argument on the way to tensors of other classes, and what stands in their place.
 
 PyTorch's functions hand their arguments on to ``__torch_function__``. These forget one: ``l1_loss`` its weight, and
-``chain_matmul`` where to write. A stand-in would give another loss than a plain tensor, in silence.
+``chain_matmul`` where to write. A placeholder would give another loss than a plain tensor, in silence.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class DistributedFolder:
 
 
 def _known(module: str, name: str) -> Any:
-    """The stand-in for a class or function that the metadata names; `ValueError` for all that does not belong there."""
+    """A placeholder for a class or function that the metadata names; `ValueError` for what does not belong there."""
     if name in _RECORDS.get(module, ()):
         return Name(name, None)
     if (module, name) == ("torch", "Size"):
