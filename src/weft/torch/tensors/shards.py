@@ -24,15 +24,17 @@ def register(kind: type[Tensor], all_gather: AllGather, on_use: bool = False) ->
 
 def stays_sharded(tensor: Tensor) -> bool:
     """True if the tensor is a shard that does not gather itself."""
-    return type(tensor) in _stay
+    return isinstance(tensor, tuple(_stay))
 
 
 def gathered(tensor: Tensor) -> Tensor:
     """The whole of a tensor for which :func:`stays_sharded` is true."""
-    return _stay[type(tensor)](tensor)
+    return next(all_gather for kind, all_gather in _stay.items() if isinstance(tensor, kind))(tensor)
 
 
 def used(tensor: Tensor) -> Tensor:
     """The whole of a shard that gathers itself on use. Any other tensor is returned as it is."""
-    all_gather = _on_use.get(type(tensor))
-    return tensor if all_gather is None else all_gather(tensor)
+    for kind, all_gather in _on_use.items():
+        if isinstance(tensor, kind):
+            return all_gather(tensor)
+    return tensor
