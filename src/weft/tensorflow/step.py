@@ -115,9 +115,7 @@ class Step:
 
         if joined.channel is not None:
             call = {path: str(spec) for path, spec in zip(batch.paths, batch.specs(), strict=True)}
-            text = json.dumps(
-                {"step": f"{self.name}, traced anew for other shapes, types or values", **call}
-            )
+            text = json.dumps({"step": f"{self.name}, traced anew for other shapes, types or values", **call})
             compare_calls(joined, joined.steps + 1, text).wait_for_all()
         with private.traced_for_xla(xla):
             compiled = compile_step(

@@ -68,7 +68,7 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
-        self.name = getattr(function, "__qualname__", type(function).__name__)  # it may be a model, or partial
+        self.name = getattr(function, "__qualname__", type(function).__name__)  # a model has none
         self.rows = Rows(self.name, self)
         self._trains = self._ran = self._told = False
         self.cut = cut
