@@ -35,7 +35,7 @@ LONG = (
     "tests/scripts/test_scripts.py",
     "tests/parity/tensorflow/test_models.py", "tests/parity/tensorflow/test_checks.py",
     "tests/parity/tensorflow/test_replicas.py", "tests/parity/tensorflow/test_checkpoints.py",
-    "tests/parity/tensorflow/test_xla.py", "tests/fault/test_tensorflow.py",
+    "tests/fault/test_tensorflow.py",
     "tests/integrations/test_ray.py", "tests/integrations/test_lightning.py", "tests/integrations/test_transformers.py",
     "tests/integrations/test_accelerate.py", "tests/integrations/test_fabric.py",
 )  # fmt: skip

@@ -92,12 +92,14 @@ def outcomes(
 ) -> Callable[[int, str], Outcome]:
     """From a number of ranks and an item to its outcome, for a test file's fixture.
 
-    The first question runs all items that were selected of the file, by their ``parameter`` and ``ranks``.
+    The first question runs all items that were selected of the file, by their ``parameter`` and ``ranks``; where they
+    have a parameter ``worker``, those of this script.
     """
     selected: dict[int, list[str]] = {}
     for item in request.session.items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if item.path == Path(file) and parameter in params:
+        of_script = script.endswith(params.get("worker", script))
+        if item.path == Path(file) and parameter in params and of_script:
             selected.setdefault(params["ranks"], []).append(params[parameter])
     known: dict[int, dict[str, Outcome]] = {}
 

@@ -91,6 +91,7 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
         return INVALID, traceback.format_exc(limit=-3)
     finally:
         gc.collect()
+        gc.freeze()  # graphs that TensorFlow keeps: Keras collects at the start of every model, and would walk all
 
     def beside() -> tuple[str, str]:
         try:

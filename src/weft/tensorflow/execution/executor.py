@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -238,8 +237,7 @@ class InGraph:
         messages = self._messages
         if self._records:
             self._tell(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
-        with tf.control_dependencies(self._after) if self._after else nullcontext():
-            found, done = function.in_graph(inputs)
+        found, done = function.in_graph(inputs, self._after)
         if done:  # of a call without effects only some operations may wait for what is before it
             self._after = [tf.group(*done, *self._after)]
         if self._records:

@@ -26,21 +26,30 @@ class PhaseFunction:
         feeds: The operations that stand for the arguments it takes; variables are not among them.
         function: Takes the values of these and the phase's inputs, and returns its outputs, flat; None for nothing.
         passed: Those of the outputs that are feeds, with the number of the feed.
+        operations: The operations, to write them into a graph; None where XLA compiles the function.
     """
 
     phase: Phase
     feeds: list[int]
     function: Any
     passed: dict[Value, int]
+    operations: Operations | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         return self.outputs(inputs, private.call(self.function, inputs) if self.function is not None else [])
 
-    def in_graph(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The outputs, and the operations that are done when all of them are there."""
+    def in_graph(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs, and the operations that are done when all of them are there.
+
+        ``after``: the operations that come before.
+        """
         if self.function is None:
             return self.outputs(inputs, []), []
-        found, done = private.call_in_graph(self.function, inputs)
+        if self.operations is not None:
+            found, done = self.operations.write(inputs, after)
+        else:
+            with tf.control_dependencies(after):
+                found, done = private.call_in_graph(self.function, inputs)
         return self.outputs(inputs, found), done
 
     def outputs(self, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
@@ -50,6 +59,52 @@ class PhaseFunction:
             inputs[self.passed[value]] if value in self.passed else next(found)
             for value in self.phase.outputs
         ]
+
+
+BEFORE = "weft_before"
+"""Stands for what comes before the operations of a phase."""
+
+
+@dataclass
+class Operations:
+    """The operations of a phase.
+
+    Attributes:
+        graph_def: The operations.
+        inputs: The tensors that it takes, by name.
+        outputs: The tensors that it returns, by name.
+        variables: The variables that it takes, by the name of their tensor.
+    """
+
+    graph_def: Any
+    inputs: list[str]
+    outputs: list[str]
+    variables: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        nodes = self.graph_def.node
+        self._used = {each if ":" in each else f"{each}:0" for node in nodes for each in node.input}
+        names = {node.name for node in nodes}
+        for node in nodes:
+            if not any(each.lstrip("^").partition(":")[0] in names for each in node.input):
+                node.input.append(f"^{BEFORE}")
+        self._effects = [node.name for node in nodes if private.has_effects(node.op)]
+
+    def write(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
+        """Write them into the graph that is being traced: the outputs, and the operations at the end.
+
+        ``after``: operations that come before.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        given = dict(zip(self.inputs, inputs, strict=True)) | self.variables
+        mapped = {name: graph.capture(tensor) for name, tensor in given.items() if name in self._used}
+        with tf.control_dependencies(after):
+            mapped[f"^{BEFORE}"] = tf.constant(0)
+        found = tf.graph_util.import_graph_def(
+            self.graph_def, input_map=mapped, return_elements=[*self.outputs, *self._effects], name="phase"
+        )
+        outputs, done = found[: len(self.outputs)], found[len(self.outputs) :]
+        return outputs, [*done, *([tf.raw_ops.IdentityN(input=outputs)[0].op] if outputs else [])]
 
 
 class Cutter:
@@ -92,21 +147,12 @@ class Cutter:
             if self._is_variable(number)
         }
 
-        used = {each if ":" in each else f"{each}:0" for node in graph_def.node for each in node.input}
-
-        def run(*inputs: Any) -> list[Any]:
-            graph = tf.compat.v1.get_default_graph()
-            given = dict(zip(names_of_inputs, inputs, strict=True))
-            mapped = {name: tensor for name, tensor in given.items() if name in used}
-            mapped.update({name: graph.capture(handle) for name, handle in variables.items()})
-            found = tf.graph_util.import_graph_def(
-                graph_def, input_map=mapped, return_elements=names_of_outputs, name=""
-            )
-            return list(found)
-
+        cut = Operations(graph_def, names_of_inputs, names_of_outputs, variables)
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
-        made = tf.function(run, autograph=False, jit_compile=compiled or None)
-        return PhaseFunction(phase, feeds, made.get_concrete_function(*specs), passed)
+        made = tf.function(
+            lambda *inputs: cut.write(inputs)[0], autograph=False, jit_compile=compiled or None
+        ).get_concrete_function(*specs)
+        return PhaseFunction(phase, feeds, made, passed, None if compiled else cut)
 
     def _is_variable(self, number: int) -> bool:
         return self._capture.record.operations[number].variable >= 0
