@@ -1,4 +1,4 @@
-"""What a setting may be: kinds of values, each with the name of its type and a text that says what is allowed."""
+"""Checks of settings: kinds of values, each with the name of its type and a text that says what is allowed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps: `all`, or some of `first 20`, `every 10`, `100-200` and `outliers`, with commas between them."""
+    """Steps of a run: `all`, or some of `first 20`, `every 10`, `100-200` and `outliers`, with commas between them."""
 
     name = "str"
 

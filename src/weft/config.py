@@ -205,7 +205,7 @@ class Settings:
 
     @property
     def tp_size(self) -> int:
-        """How many ranks axis `tp` has: they split weights, or share sequences."""
+        """The number of ranks on axis `tp`: they split weights, or share sequences."""
         return self.tensor_parallel_degree * self.context_parallel_degree
 
     @property
@@ -402,7 +402,7 @@ def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dic
 
 
 def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """What is wrong with the values, each for itself and together."""
+    """Faults of the values, each for itself and together."""
     faults = []
     for setting in fields(Settings):
         check: Check = setting.metadata["check"]
@@ -475,7 +475,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
 
 
 def _advice(setting: Field[Any], value: object) -> str:
-    """What to type instead: what the text meant, if that can be told, or else the default."""
+    """The value to type instead: what the text meant, if that can be told, or else the default."""
     check: Check = setting.metadata["check"]
     if setting.name == "tensor_parallel_degree" and value == "auto":
         return (

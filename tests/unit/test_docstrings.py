@@ -8,7 +8,7 @@ from pathlib import Path
 
 import weft
 
-LEFT = {"What": 670, "How": 185, "Which": 56, "Whether": 12}
+LEFT = {"What": 170, "How": 44, "Which": 14, "Whether": 3}
 """How many docstrings of functions, classes and modules still begin so. Lower the number where you mend some."""
 
 

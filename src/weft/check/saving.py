@@ -1,4 +1,4 @@
-"""What all ranks have to do together and one does alone, and what one should do and all do."""
+"""Checks of calls that all ranks have to make and one makes alone, and of those that one should make and all make."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _guard(script: Script, call: ast.Call) -> Alone | None:
 
 
 def _together(script: Script, training: Training, call: ast.Call) -> str | None:
-    """Which call that needs all ranks this is: a collective, one of a split model, or maybe the latter."""
+    """The kind of a call that needs all ranks: a collective, one of a split model, or maybe the latter. None for
+    others.
+    """
     full, last = script.name(call.func), last_name(call.func)
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if (

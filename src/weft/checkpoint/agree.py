@@ -26,7 +26,7 @@ class Ranks(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def gather(self, text: str) -> list[str]:
         """The texts of all ranks, in their order."""

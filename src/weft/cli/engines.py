@@ -85,7 +85,7 @@ class Places:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are, on all hosts."""
+        """The number of ranks, on all hosts."""
         return self.ranks_per_host * (self.hosts if isinstance(self.hosts, int) else len(self.hosts))
 
 
@@ -156,7 +156,7 @@ def _named(texts: Sequence[str], origin: str) -> tuple[Sequence[str], int | None
 
 
 def span(text: str) -> timedelta:
-    """How long a text says.
+    """The length of time that a text says.
 
     >>> str(span("1h30m")), str(span("02:00:00")), str(span("2d"))
     ('1:30:00', '2:00:00', '2 days, 0:00:00')
@@ -243,7 +243,7 @@ def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str,
 def journal_of(
     options: argparse.Namespace, where: Places, variables: Mapping[str, str], settings: Settings
 ) -> Journal | Nowhere:
-    """What is told of the job in the folder of `--log-dir`."""
+    """The journal of the job in the folder of `--log-dir`; one that writes nothing without that option."""
     if options.log_dir is None:
         return Nowhere()
     return journal_for(job_of(options, where, variables, []), settings)
@@ -334,7 +334,7 @@ def _write(plan: Plan) -> None:
 
 
 def form_of_mpirun() -> str:
-    """Which mpirun is installed; the first form where that is not to be seen.
+    """The form of the installed mpirun; the first form where that is not to be seen.
 
     >>> form_of_mpirun() in FORMS["mpirun"]
     True

@@ -148,7 +148,7 @@ class _Asked:
     between_replicas: Link
 
     def reduce_s(self, found: Found) -> float:
-        """How long replicas take to add up gradients after the step, in seconds."""
+        """The seconds that replicas take to all-reduce gradients after the step."""
         if self.replicas == 1:
             return 0.0
         assert found.placed is not None

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer and Fabric have in common: who the ranks are, how they talk, what a precision may be."""
+"""The common part of Lightning's Trainer and Fabric: who the ranks are, how they talk, what a precision may be."""
 
 from __future__ import annotations
 

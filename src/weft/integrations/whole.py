@@ -37,7 +37,7 @@ class Entry:
 
 
 class Record:
-    """What one microbatch gave: `output`, what its function returned, and `entries`, in their order.
+    """The result of one microbatch: `output`, what its function returned, and `entries`, in their order.
 
     `fixed`: entries of these kinds have been met that nothing may follow.
     """
@@ -62,7 +62,7 @@ class Record:
         return len(self.entries) - 1
 
     def returned(self) -> dict[str, Any]:
-        """What the step's function has to return, so that `whole` finds the tensors on every rank.
+        """The value that the step's function has to return, so that `whole` finds the tensors on every rank.
 
         The record itself goes as a function, which nobody looks into.
         """
@@ -76,7 +76,7 @@ def current() -> Record | None:
 
 
 class Whole:
-    """What a step gave for its mini-batch."""
+    """The results of a step for its mini-batch."""
 
     def __init__(self, result: Any, what: str) -> None:
         self._what = what
@@ -102,7 +102,7 @@ class Whole:
         return found[0].weights if found else [1 / len(self.records)] * len(self.records)
 
     def output(self) -> Any:
-        """What the function would have returned for the whole batch."""
+        """The value that the function would have returned for the whole batch."""
         return self._put_together([record.output for record in self.records], self._tensors[0], "its result")
 
     def entries(self) -> Iterator[tuple[int, str, str, list[Any], Callable[[], Any]]]:

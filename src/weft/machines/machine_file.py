@@ -217,7 +217,7 @@ def _prices(given: Document) -> Prices:
 
 
 def _changed_services(host: Host) -> dict[str, dict[str, object]]:
-    """What of a host's services is not as it usually is."""
+    """The figures of a host's services that differ from the usual ones."""
     changed: dict[str, dict[str, object]] = {}
     for name, service in host.services.items():
         for figure in FIGURES:

@@ -27,7 +27,7 @@ Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank measured while all were at it.
+    """The measures of one rank while all were at it.
 
     Attributes:
         device: What it computes on.
@@ -55,7 +55,7 @@ class Measured:
 
 
 def measured_from_json(text: str) -> Measured:
-    """What a rank wrote.
+    """The measures that a rank wrote.
 
     Raises:
         FormatError: It is nothing of the kind.
@@ -150,5 +150,5 @@ def _ring(ranks: Sequence[Times], exchanges: int) -> Link | None:
 
 
 def _slowest(ranks: Sequence[Times]) -> Times:
-    """What all did, in the order of each; a rank that was slower may have left out the largest."""
+    """The slowest rank's time of each measure, in their order; a rank that was slower may have left out the largest."""
     return [(each[0][0], max(seconds for _, seconds in each)) for each in zip(*ranks, strict=False)]

@@ -57,7 +57,8 @@ class AllReduceQueue:
         return Together([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
 
     def in_place(self, size_bytes: int) -> SumsPieces | None:
-        """What averages gradients of so many bytes where they are, without a flat tensor; ``None`` if nothing does."""
+        """The collective that averages so many bytes of gradients where they are, without a flat tensor; ``None`` if
+        none does."""
         collective = self.collective
         if isinstance(collective, BySize):
             collective = collective.find(size_bytes)

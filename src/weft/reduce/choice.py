@@ -1,4 +1,4 @@
-"""Which algorithm adds up: by name, or measured at the start on the ranks and links that are there."""
+"""The choice of an all-reduce: by name, or measured at the start on the ranks and links that are there."""
 
 from __future__ import annotations
 

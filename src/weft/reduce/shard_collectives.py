@@ -24,7 +24,7 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 
 
 class Parts:
-    """What the ranks of a group do with tensors in parts; all make the same calls in the same order.
+    """The collectives of a group on sharded tensors; all ranks make the same calls in the same order.
 
     Args:
         group: The ranks.

@@ -115,7 +115,7 @@ class _Pass:
             place += piece.numel()
 
     def shared(self, round: int, owner: int, place: int, like: torch.Tensor) -> torch.Tensor:
-        """What stands in the owner's slot at that place."""
+        """The tensor in the owner's slot at that place."""
         found = self.slots[(self.first + round) % SLOTS][owner][place : place + like.numel()]
         return found if like.dim() == 1 else found.view(like.shape)
 

@@ -25,12 +25,12 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.rank_of_stage)
 
     @cached_property
     def microbatches(self) -> int:
-        """How many microbatches make the step: one more than the highest number among the actions."""
+        """The number of microbatches of the step: one more than the highest number among the actions."""
         return 1 + max((action.microbatch for actions in self.ranks for action in actions), default=-1)
 
 

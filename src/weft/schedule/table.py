@@ -22,7 +22,7 @@ from weft.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Kind:
-    """What the name of a schedule decides.
+    """The properties of a schedule that follow from its name.
 
     Attributes:
         title: What the field calls it, as log lines and tables show it.

@@ -1,4 +1,4 @@
-"""How the arguments of a step are cut into microbatches, as its decorator says, and what can be wrong with that."""
+"""The cut of a step's arguments into microbatches, as its decorator says, and the faults that it can have."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the arguments of one step function are cut.
+    """The cut of the arguments of one step function.
 
     ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
     sizes of microbatches may differ by one. ``joined``: the rows that no cut may part. ``adapts``: a mini-batch of

@@ -146,7 +146,7 @@ class Session:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective waits for the other ranks."""
+        """The time that a collective waits for the other ranks."""
         return timeout_of(self.settings)
 
     # --- models ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Session:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
+        """Notes what this rank does outside of microbatches, for reports of ranks that fail or wait."""
         self.check_outside(what)
         self.waits.append(what)
         self.monitor.note("collective", self.steps, None, what)
@@ -274,10 +274,10 @@ class Session:
 
 
 def wait_timeout_s(settings: Settings) -> float:
-    """How long a rank waits: longer than the judge, who knows whom to blame."""
+    """The seconds that a rank waits: longer than the judge, who knows whom to blame."""
     return settings.wait_timeout + JUDGE_S
 
 
 def timeout_of(settings: Settings) -> timedelta:
-    """How long a collective waits for the other ranks."""
+    """The time that a collective waits for the other ranks."""
     return timedelta(seconds=wait_timeout_s(settings))

@@ -49,7 +49,7 @@ def _without_base(tensor: Tensor) -> Tensor:
 
 
 class Recipes:
-    """What was done to tensors without memory, by their storage."""
+    """The operations that were done to tensors without memory, by their storage."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

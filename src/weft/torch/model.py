@@ -222,7 +222,7 @@ class DistributedModel(nn.Module):
         backward_taker().backward(tensors, grad_tensors, retain_graph, scale)
 
     def loss_scale(self) -> float:
-        """What the losses of the present microbatch are multiplied by, whose backward pass begins."""
+        """The factor of the losses of the present microbatch, whose backward pass begins."""
         begin_backward()
         weight = share()
         scale = weight if self.averages and weight is not None else 1.0

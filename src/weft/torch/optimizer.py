@@ -96,7 +96,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before the backward pass."""
+        """The factor of losses before the backward pass."""
         return 1.0
 
     @property
@@ -131,7 +131,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def shares(self) -> Shares | None:
-        """Which replica updates what, with ``shard_optimizer_state``; None before the partition."""
+        """The parameters that each replica updates, with ``shard_optimizer_state``; None before the partition."""
         session = current.session()
         if self._shares is None:
             if not session.settings.shard_optimizer_state or session.mesh.rdp == 1:

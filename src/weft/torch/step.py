@@ -110,7 +110,7 @@ class Step:
         return batch
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:
-        """What the step returns."""
+        """Runs the step; its result."""
         install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
@@ -235,7 +235,7 @@ class Step:
     def _pipelined(
         self, session: Session, batch: MiniBatch, proof: compare.Proof | None
     ) -> tuple[list[Any], list[float]]:
-        """What the microbatches return, and what they weigh."""
+        """The results of the microbatches, and their weights."""
         assert session.pipeline is not None
         session.check_whole()
         session.count_step(self._evaluates(session))
@@ -309,7 +309,7 @@ class StepRun:
         self._serial = any(model.plan is not None and model.plan.serial for model in session.models)
 
     def _call(self) -> str:
-        """What the step is called with, as far as all ranks of the pipeline have it in common."""
+        """A description of the step's call, as far as all ranks of the pipeline have it in common."""
         session, name = self._session, self._step.function.__qualname__
         if session.first_inputs:
             return describe_inputs(name, self.batch, session.changes)
@@ -331,7 +331,7 @@ class StepRun:
         return agreed
 
     def run(self, proof: compare.Proof | None) -> list[Any]:
-        """What the microbatches return. ``proof``: compares the step with one process."""
+        """The results of the microbatches. ``proof``: compares the step with one process."""
         session, pipeline = self._session, self._pipeline
         pipeline.begin_step()
         try:
@@ -365,7 +365,7 @@ class StepRun:
         return results
 
     def _body(self, microbatch: Microbatch) -> Any:
-        """What one microbatch returns; on a thread of its own."""
+        """The result of one microbatch; on a thread of its own."""
         microbatch.expected = self._expected
         if self._serial:
             microbatch.follow_whole()

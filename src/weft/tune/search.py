@@ -1,4 +1,4 @@
-"""Which settings to try on a real script, in which order, and which of them was best.
+"""The settings to try on a real script, in which order, and which of them was best.
 
     the script's own settings        what all others are held against
     microbatches                     twice as many, and so on, for as long as it gains; else half as many
@@ -32,7 +32,7 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial gave.
+    """The outcome of a trial.
 
     Attributes:
         samples_per_s: Of all ranks together; None if it failed.

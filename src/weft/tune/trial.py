@@ -39,7 +39,7 @@ NO_MEMORY = ("out of memory", "OutOfMemory", "Cannot allocate memory", "MemoryEr
 
 @dataclass(frozen=True)
 class Trials:
-    """How trials are run.
+    """The way in which trials are run.
 
     Attributes:
         command: `weft run` with its options, up to the script.
@@ -120,7 +120,7 @@ def changed_arguments(script: Sequence[str], changes: Mapping[str, Any]) -> list
 
 
 def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.median) -> Outcome:
-    """What is known of a job so far, by its usual steps: the median (`of`) of their rates and periods.
+    """The outcome of a job so far, by its usual steps: the median (`of`) of their rates and periods.
 
     A step's period goes from its begin to that of the next one. Of ranks with the same samples one counts: the ranks of
     a pipeline, and those that split weights.

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer is asked for: what a split model cannot honour is refused by name, nothing is ignored."""
+"""Options of Hugging Face's Trainer: what a split model cannot honour is refused by name, nothing is ignored."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _count_once(cls: Any) -> None:
 
 
 class _Steps:
-    """What a Trainer calls for a batch, in place of its own methods."""
+    """The methods that a Trainer calls for a batch, in place of its own."""
 
     def __init__(self, trainer: Any) -> None:
         from weft.torch import step

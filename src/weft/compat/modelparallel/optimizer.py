@@ -78,7 +78,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before the backward pass."""
+        """The factor of the loss before the backward pass."""
         return self.loss_scaler.loss_scale
 
     @property
@@ -198,8 +198,8 @@ class MasterOptimizer(DistributedOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by: the same from the first backward pass to the step, even if a state is loaded
-        between them, as Hugging Face's Trainer does."""
+        """The factor of the loss: the same from the first backward pass to the step, even if a state is loaded between
+        them, as Hugging Face's Trainer does."""
         if self._scale is None:
             self._scale = self.loss_scaler.loss_scale
         return self._scale

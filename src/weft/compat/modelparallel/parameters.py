@@ -57,7 +57,9 @@ IGNORED = {
 
 @dataclass
 class Parameters:
-    """What a script and its launch asked for. ``own``: weft's settings; ``kept``: the others of :data:`KEPT`."""
+    """The parameters that a script and its launch asked for. ``own``: weft's settings; ``kept``: the others of
+    :data:`KEPT`.
+    """
 
     own: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=lambda: dict(KEPT))

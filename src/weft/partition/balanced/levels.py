@@ -61,7 +61,7 @@ def stages_of_placement(
 
 
 def levels_of(users: Sequence[Sequence[int]], where: Sequence[int]) -> list[int]:
-    """How many changes of the partition come before each unit at the latest that adds no change at the end.
+    """The number of partition changes before each unit, at the latest that adds no change at the end.
 
     >>> levels_of([(2,), (2,), ()], [0, 1, 1])
     [0, 1, 1]

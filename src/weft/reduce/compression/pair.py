@@ -1,4 +1,5 @@
-"""What every compression is: a pair (init, update), after the gradient transformations of Optax; and how two chain."""
+"""The form of every compression: a pair (init, update), after the gradient transformations of Optax; and how two
+chain."""
 
 from __future__ import annotations
 

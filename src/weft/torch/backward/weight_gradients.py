@@ -90,7 +90,8 @@ class Task:
             self.drop()
 
     def keep(self, node: Any) -> Any:
-        """What the node lets go when it has run. It is taken when the graph is searched, not between two kernels."""
+        """The node's saved values, which it lets go when it has run. It is taken when the graph is searched, not
+        between two kernels."""
         raise NotImplementedError
 
     def add(self) -> None:

@@ -336,7 +336,8 @@ def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
 
 
 def find_rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-    """What the rank at this place of the mesh had stored, and True; or what the nearest rank had stored, and False."""
+    """The content that the rank at this place of the mesh had stored, and True; or that of the nearest rank, and
+    False."""
     here, replica, part = pipeline_position(session), session.position("rdp"), session.position("tp")
     by_place = {(content["pp"], content["rdp"], content.get("tp", 0)): content for content in ranks.values()}
     for place in itertools.product((here, 0), (replica,), (part, 0)):

@@ -31,7 +31,7 @@ from .zigzag import deals
 
 
 def sequence_in(args: Any, kwargs: Any) -> Tensor | None:
-    """What a module gets as sequences: the first of its arguments with samples, positions and features."""
+    """The sequences in a module's arguments: the first one with samples, positions and features. None without one."""
     return next(
         (each for each in _tensors(args, kwargs) if each.ndim >= 3 and each.is_floating_point()), None
     )
@@ -99,7 +99,7 @@ class Region:
         return replace(result, lambda each: self._left(each, shard_group), attributes=False)
 
     def _part(self, given: Tensor, shard_group: ShardGroup) -> DTensor | None:
-        """What another region has left in parts, if these are the ones."""
+        """The shard that another region has left, if this tensor is one and still fits."""
         if (
             not isinstance(given, ShardedActivation)
             or given.shard_group is not shard_group

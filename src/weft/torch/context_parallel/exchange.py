@@ -1,4 +1,5 @@
-"""What ranks that share sequences exchange: parts of a whole tensor, the whole of parts, and keys for all."""
+"""Exchanges between ranks that share sequences: shards of a full tensor, the full tensor of shards, and keys for
+all."""
 
 from __future__ import annotations
 

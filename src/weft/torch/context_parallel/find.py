@@ -1,4 +1,4 @@
-"""Which modules can compute on parts of sequences, found by running the model as the first of ranks that are not there.
+"""Modules that can compute on sharded sequences, found by running the model as the first of ranks that are not there.
 
 Candidates are the layers of the model. Each gets the positions of the first rank. Inside, every function on a tensor in
 parts is watched: what fails, needs messages that no rule of weft sends, or loses the parts is a conflict. Then the
@@ -46,7 +46,7 @@ from .zigzag import can_deal, deals
 def find(
     model: nn.Module, run: Callable[[], Any], size: int, apart: Mapping[str, str] = MappingProxyType({})
 ) -> Sequences:
-    """Which modules of ``model`` can compute on parts of sequences over ``size`` ranks.
+    """The modules of ``model`` that can compute on sharded sequences over ``size`` ranks.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
     random numbers.
@@ -105,7 +105,7 @@ class Conflict(BaseException):
 
 
 class Trial:
-    """Which modules are tried, and what has come of it.
+    """The modules that are tried, and what has come of it.
 
     Attributes:
         whole: Modules that stay whole, and why.
@@ -129,7 +129,8 @@ class Trial:
         return other
 
     def _kind(self, name: str) -> Any:
-        """What modules have in common that share a fate: their name but for numbers of layers, and what is in them."""
+        """The kind of a module; modules of one kind share a fate: their name but for numbers of layers, and what is
+        in them."""
         inside = [(own, type(each)) for own, each in self.model.get_submodule(name).named_modules()]
         return pattern(f"{name}."), inside
 
@@ -271,7 +272,7 @@ class Attempt:
         return result
 
     def _in_parts(self, args: Any, kwargs: Any, leaf: Tensor, given: Tensor, dim: int) -> Any:
-        """What the module gives for the first rank's positions.
+        """The module's result for the first rank's positions.
 
         Raises:
             Conflict: It cannot be computed so.

@@ -1,4 +1,4 @@
-"""What functions do with sequences of which each rank has some positions: weft's own rules, then PyTorch's.
+"""Rules of functions on sequences of which each rank has some positions: weft's own, then PyTorch's.
 
 A rule computes this rank's positions from them alone, or from the keys and values of all. What no rule knows is done
 with the whole.
@@ -59,7 +59,7 @@ def _from_back(tensor: Any) -> int:
 
 
 def _dims_after(tensor: Any) -> int:
-    """How many dimensions come after the one in parts, which may be samples and positions as one."""
+    """The number of dimensions after the sharded one, which may be samples and positions as one."""
     dim = getattr(tensor.placements[0], "dim", None) if isinstance(tensor, DTensor) else None
     if dim is None:
         raise Unsplittable("takes whole sequences")

@@ -58,7 +58,7 @@ def check_blocks(result: Any, shard_group: ShardGroup) -> None:
 
 
 def _places(placement: Any, shape: Any, shard_group: ShardGroup) -> Places | None:
-    """What each rank has of the dimension that is in parts; None for sums to be added up."""
+    """The positions of each rank along the sharded dimension; None for partial sums."""
     if placement.is_partial():
         return None
     times = getattr(placement, "split_factor", 1)  # sequences seen as one dimension

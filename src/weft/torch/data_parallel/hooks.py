@@ -19,7 +19,7 @@ GROUP_TIMEOUT = dist.default_pg_timeout
 
 
 class Hook:
-    """What :func:`hook` gives to one model.
+    """The state of :func:`hook` for one model.
 
     It has process groups of its own, made when the first bucket comes, over the ranks of ``state``: a process group, or
     None for all. Buckets travel beside the backward pass; a thread waits for them.

@@ -379,7 +379,7 @@ def is_buffer(tensor: Tensor) -> bool:
 
 
 def settings() -> tuple[Any, ...]:
-    """What besides its arguments decides the shapes and dtypes that a call returns."""
+    """The settings that besides its arguments decide the shapes and dtypes that a call returns."""
     if not any_autocast():
         return (torch.is_grad_enabled(),)
     return (

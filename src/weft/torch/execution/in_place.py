@@ -29,7 +29,7 @@ Member = tuple[Tensor, Value]
 
 
 class Aliases:
-    """What shares memory in one microbatch on this rank, and what becomes of that when it is written."""
+    """The tensors that share memory in one microbatch on this rank, and what becomes of them when it is written."""
 
     def __init__(self, places: Places, tape: Tape) -> None:
         self._rank = places.rank
@@ -54,7 +54,7 @@ class Aliases:
         return new
 
     def writable(self, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
-        """What a call may write into for ``tensor``.
+        """The tensor that a call may write into for ``tensor``.
 
         That is ``local``, the tensor's data on this rank, unless autograd forbids to write into it. Then it is a copy
         of the data, and views of the data are views of the copy from now on.
@@ -79,7 +79,7 @@ class Aliases:
         return local.clone() if written is None else written
 
     def _copy_whole(self, members: Sequence[Member]) -> Tensor | None:
-        """What the first member is as a view of a copy; all members are views of that copy from now on.
+        """The first member as a view of a copy; all members are views of that copy from now on. None without a copy.
 
         The copy is of the whole of which autograd knows them to be views. None if the whole has gaps, which a copy
         would not have.
@@ -133,7 +133,8 @@ class Aliases:
         self._places.replace_value(tensor, new)
 
     def members_without_grad(self, tensors: Sequence[Tensor]) -> list[Member]:
-        """What shares memory with ``tensors`` on this rank and needs no gradient; a call's writing may change that."""
+        """The tensors that share memory with ``tensors`` on this rank and need no gradient; a call's writing may
+        change that."""
         found: list[Member] = []
         for tensor in tensors:
             value = self._places.value_of(tensor)
@@ -187,8 +188,8 @@ class Aliases:
         tensor._weft_value = value  # type: ignore[attr-defined]
 
     def _past_the_write(self, tensor: Tensor, owner: int, actual: Tensor | None) -> Tensor | None:
-        """What a replicated tensor is on ``owner``, which has written into it without grad mode: its gradient goes on
-        to what every rank has computed, as if nothing had been written."""
+        """A replicated tensor on ``owner``, which has written into it without grad mode: its gradient goes on to
+        what every rank has computed, as if nothing had been written."""
         replicated = self._tape.need_replicated()
         value = replicated.use(tensor, owner, lambda: self._places.new_value(EVERYWHERE), written=True)
         if actual is None:
@@ -210,7 +211,7 @@ class Aliases:
     def of_results(
         self, owner: int, passed: Sequence[int], tensors: Sequence[Tensor], entered: dict[int, Tensor]
     ) -> list[Alias | None]:
-        """What each result of a call on ``owner`` shares memory with, if it is an argument, as its ``Spec`` tells.
+        """The memory that each result of a call on ``owner`` shares, if it is an argument, as its ``Spec`` tells.
 
         ``entered``: what the call got for its arguments on this rank; nothing on others.
         """

@@ -123,7 +123,7 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def spec_for(self, key: Signature, name: str, owner: int, call: int) -> Spec:
-        """What the call of this signature will return, told by its owner once, or each time if dynamic."""
+        """The result's description for calls of this signature, told by its owner once, or each time if dynamic."""
         spec = self.pipeline.specs.get(key)
         if spec is None:
             number = digest(name, key[1:])
@@ -379,7 +379,7 @@ class Program:
     def stand_ins(
         self, spec: Spec, owner: int, tensors: list[Tensor], inputs: Any, alias: Alias | None = None
     ) -> Any:
-        """What a call on another rank returned, without data."""
+        """The result of a call on another rank, with placeholders for its tensors."""
         for number in spec.mutated:
             self.aliases.overwrite(tensors[number], owner, None, self.module)
         aliases = [] if alias is not None else self.aliases.of_results(owner, spec.passed, tensors, {})

@@ -1,4 +1,4 @@
-"""What one microbatch really did on this rank, and how the backward pass walks it.
+"""The tape of one microbatch: what it really did on this rank, and how the backward pass walks it.
 
 The forward pass is cut into *segments* at every send of a tensor that needs a gradient:
 

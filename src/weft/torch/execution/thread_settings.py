@@ -1,4 +1,4 @@
-"""What this thread is at: a microbatch of a step, or a backward pass; and who takes its backward passes."""
+"""Settings of this thread: a microbatch of a step, or a backward pass; and who takes its backward passes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def trains() -> bool:
 
 
 def share() -> float | None:
-    """What the microbatch that runs on this thread has of the mini-batch's samples; None outside of a step."""
+    """The share of the mini-batch's samples that this thread's microbatch has; None outside of a step."""
     return getattr(_scale, "weight", None)
 
 

@@ -488,7 +488,7 @@ def attach(
 
 
 def unit_call(module: nn.Module) -> UnitCall:
-    """What :func:`attach` has put there."""
+    """The unit call that :func:`attach` has put there."""
     call = interceptor_of(module)
     assert isinstance(call, UnitCall)
     return call

@@ -94,7 +94,7 @@ class Value:
         self.leaf_segment: Segment | None = None
 
     def data(self, tensor: Tensor) -> Tensor:
-        """What ``tensor``, which has this value, has become by writing in place; mostly ``tensor`` itself."""
+        """``tensor``, which has this value, after writes in place; mostly ``tensor`` itself."""
         return tensor if self.actual is None else self.actual
 
     def add_grad(self, grad: Tensor | None) -> None:
@@ -184,7 +184,7 @@ class TakenMemory:
 
 
 class Places:
-    """Which tensors of a microbatch have a place, and their values. All others are replicated.
+    """The values of a microbatch's tensors that have a place. All others are replicated.
 
     ``segments``: those of the microbatch's tape on this rank, which grow; the last one is the present one. All ranks
     make values in the order of the program, so a value has the same number everywhere.

@@ -115,7 +115,8 @@ for _name in (
 
 
 def call_of(module: nn.Module) -> Callable[..., Any]:
-    """What a call of the module runs if it is not intercepted: the compiled version if there is one, hooks included."""
+    """The function that a call of the module runs if it is not intercepted: the compiled version if there is one,
+    hooks included."""
     call: Callable[..., Any] = module.__dict__.get(SLOT) or module._call_impl
     return call
 
@@ -181,7 +182,7 @@ _users = _find(
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written; 0 for an inference tensor, which does not count."""
+    """The number of times that the tensor was written; 0 for an inference tensor, which does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -207,7 +208,7 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def users_of_memory(tensor: Tensor) -> int | None:
-    """How many tensors share the tensor's memory, this question included; None if that cannot be told."""
+    """The number of tensors that share the tensor's memory, this question included; None if that cannot be told."""
     return None if _users is None else int(_users(storage_key(tensor)))
 
 
@@ -255,7 +256,7 @@ LEAF_NODE: Any = NODES.get("AccumulateGrad")
 
 
 def saved(node: Any, name: str) -> Any:
-    """What the node keeps under that name for the backward pass."""
+    """The value that the node keeps under that name for the backward pass."""
     return getattr(node, f"_saved_{name}")
 
 
@@ -277,7 +278,7 @@ _top_hooks = _find(
 
 
 def saving_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
-    """What packs and unpacks the tensors that autograd keeps on this thread; None where nothing does."""
+    """The functions that pack and unpack the tensors that autograd keeps on this thread; None where nothing does."""
     found: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = _top_hooks(True) if _top_hooks else None
     return found
 

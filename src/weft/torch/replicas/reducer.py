@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ReducerOptions:
-    """How gradients are averaged.
+    """Options of the gradients' average.
 
     ``bucket_cap_mb``: MiB in a bucket. ``overlapping``: buckets leave as soon as they are full; otherwise at the end of
     the step. ``as_view``: gradients are views into the buckets. ``passes``: steps that add up before gradients are

@@ -33,7 +33,7 @@ def whole(value: Tensor, of: Tensor | None = None) -> Tensor:
 
 
 def like(value: Tensor, target: Tensor) -> Tensor:
-    """What this rank has to hold of ``value``, which every rank has whole, as it does of ``target``."""
+    """This rank's shard of ``value``, which every rank has whole, cut as ``target`` is."""
     how = tensor_parallel.cut_of(target)
     if how is not None:
         return tensor_parallel.cut(value, target) if tuple(value.shape) == how.shape else value

@@ -179,7 +179,7 @@ class Session(base.Session):
 
     @property
     def place_in_weights(self) -> tuple[int, int]:
-        """Which of the ranks that share sequences this is, and which of those that split weights."""
+        """The place of this rank among those that share sequences, and among those that split weights."""
         return divmod(self.position("tp"), self.settings.tensor_parallel_degree)
 
     def share_turns(self, degree: int) -> None:

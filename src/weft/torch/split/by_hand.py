@@ -196,7 +196,7 @@ def place_by_hand(
 
 
 def _check_together(pieces: list[Piece], places: list[int], tree: Tree) -> None:
-    """What an autograd function calls must lie on one partition, where it runs."""
+    """Refuses modules on different partitions that one autograd function calls, since it runs on one."""
     for function, names in tree.trace.together:
         at = {
             place

@@ -1,4 +1,4 @@
-"""What sending a tensor takes, measured between a pipeline's first two ranks as it happens in a step.
+"""The time of a message, measured between a pipeline's first two ranks as it happens in a step.
 
 The messages go through the channel itself, and on a CPU other work keeps the processor busy meanwhile: there the
 threads that move messages compete with it, and an idle machine would promise too much.

@@ -1,4 +1,4 @@
-"""Which modules to open, and where each unit goes.
+"""The choice of modules to open, and of each unit's partition.
 
 Finer units balance better and cost more: every opened module's glue is intercepted on every rank, and a cut inside a
 block sends more tensors. So several granularities are tried; for each the placement is exact (``partition.chain``),
@@ -210,7 +210,7 @@ def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
 
 
 def _crossing_s(size: int) -> float:
-    """What a tensor of ``size`` bytes and its gradient cost where they cross, in seconds."""
+    """The seconds that a tensor of ``size`` bytes and its gradient cost where they cross."""
     return CROSSING_S + 2 * size / BYTES_PER_S
 
 

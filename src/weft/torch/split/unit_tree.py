@@ -60,7 +60,7 @@ activation that was kept."""
 
 
 def cost_of(record: Record) -> Unit:
-    """What a module costs by itself, without the modules that it called."""
+    """The cost of a module by itself, without the modules that it called."""
     measured = record.input_s or record.weight_s
     return Unit(
         record.name,

@@ -35,7 +35,7 @@ def why_whole(module: nn.MultiheadAttention, size: int) -> str:
 
 
 def cuts_of_attention(module: nn.MultiheadAttention) -> dict[str, Cut]:
-    """How its parameters are cut, by name."""
+    """The cuts of its parameters, by name."""
     width = module.embed_dim
     cuts = {"in_proj_weight": Cut(0, (width,) * 3, (3 * width, width))}
     if module.in_proj_bias is not None:

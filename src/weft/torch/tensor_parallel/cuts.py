@@ -1,4 +1,4 @@
-"""How a parameter was cut, and whole tensors from parts and back.
+"""Cuts of a parameter, and full tensors from shards and back.
 
 A fused projection holds several results behind each other, of which each rank needs a part. So a dimension is cut in
 blocks: rank 0 of 2 holds the first half of each block. Where the number of ranks does not divide a block, the first
@@ -37,7 +37,7 @@ class Holders(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is cut.
+    """The cut of a tensor.
 
     Attributes:
         dim: The dimension that is cut.
@@ -64,7 +64,7 @@ class Cut:
 
 
 def part_sizes(total: int, size: int) -> list[int]:
-    """How much each of ``size`` ranks has of ``total``.
+    """The number of elements that each of ``size`` ranks has of ``total``.
 
     >>> part_sizes(50257, 2), part_sizes(5, 4)
     ([25129, 25128], [2, 1, 1, 1])
@@ -88,7 +88,8 @@ def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
 
 
 def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
-    """How the parameter was cut, and over which ranks; the cut of the whole first, then that of a part of it."""
+    """The cuts of a parameter, and the ranks that hold its shards; the cut of the whole first, then that of a part
+    of it."""
     return getattr(parameter, CUT) or ()
 
 
@@ -123,7 +124,7 @@ def axes_of(parameter: Tensor) -> set[str]:
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How the whole parameter was cut; None if it is whole. This rank may have only a part of that part."""
+    """The cut of the whole parameter; None if it is whole. This rank may have only a part of that part."""
     found = _cuts(parameter)
     return found[0][0] if found else None
 

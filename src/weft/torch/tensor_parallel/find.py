@@ -1,4 +1,4 @@
-"""What can be split, found by running the model in parts: as the first of ranks that are not there.
+"""Modules that can be split, found by running the model in parts: as the first of ranks that are not there.
 
 Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
 its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
@@ -48,7 +48,7 @@ def find(
     model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False, experts: str = "auto",
     leaking: Collection[str] = (),
 ) -> Splits:  # fmt: skip
-    """Which linears of ``model`` can be split over ``size`` ranks, and how.
+    """The linears of ``model`` that can be split over ``size`` ranks, and how.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
     random numbers.
@@ -221,7 +221,7 @@ def _excluded(model: nn.Module) -> dict[str, str]:
 
 
 def _is_wanted_whole(model: nn.Module, name: str) -> bool:
-    """What the script has said of the module, or of the innermost around it of which it has said something."""
+    """True if the script wants the module whole, or the innermost around it of which it has said something."""
     parts, wish = name.split(".") if name else [], False
     for count in range(len(parts) + 1):
         wish = model.get_submodule(".".join(parts[:count])).__dict__.get(WHOLE, (wish,))[0]
@@ -229,7 +229,7 @@ def _is_wanted_whole(model: nn.Module, name: str) -> bool:
 
 
 def wished(model: nn.Module) -> dict[str, str]:
-    """How the script wants modules to be cut of which it has said so, by name; see ``weft.set_tensor_parallelism``."""
+    """The cut that the script wants for modules, by name; see ``weft.set_tensor_parallelism``."""
     found = {name: module.__dict__.get(WHOLE, (None,))[0] for name, module in model.named_modules()}
     return {name: how for name, how in found.items() if isinstance(how, str)}
 

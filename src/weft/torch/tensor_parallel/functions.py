@@ -1,4 +1,4 @@
-"""What PyTorch's functions do with tensors in parts: weft's rules first, then PyTorch's own for ``DTensor``.
+"""PyTorch's functions on sharded tensors: weft's rules first, then PyTorch's own for ``DTensor``.
 
 Every function with such a tensor among its arguments comes here first, on whatever thread and in whatever module.
 weft has rules of its own for what would fail, would need messages between the ranks, or would draw the same random
@@ -117,7 +117,7 @@ def _answering(part: DTensor) -> Functions | None:
 
 
 def name_of(func: Any) -> str:
-    """How a message calls the function."""
+    """The function's name in a message."""
     return str(getattr(func, "__name__", func)).strip("_")
 
 

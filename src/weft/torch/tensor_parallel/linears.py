@@ -34,14 +34,14 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """How many inputs and how many results a linear has."""
+    """The numbers of inputs and of results of a linear."""
     shape = [*module.get_parameter("weight").shape]
     results, inputs = reversed(shape) if is_transposed(module) else shape
     return inputs, results
 
 
 def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """How the parameters of a linear are cut, by name; those that stay whole are left out."""
+    """The cuts of a linear's parameters, by name; those that stay whole are left out."""
     if isinstance(module, nn.MultiheadAttention):
         return cuts_of_attention(module)
     if linear.kind == EXPERTS:

@@ -52,7 +52,7 @@ class Stop(BaseException):
 
 
 class Trial:
-    """Which linears are tried and what has come of it.
+    """The linears that are tried and what has come of it.
 
     Attributes:
         whole: Linears that stay whole, and why.
@@ -97,7 +97,7 @@ class Trial:
                 self.changed = True
 
     def conflict(self, names: frozenset[str], reason: str) -> None:
-        """What comes from these linears cannot be in parts; a fused projection gets another chance.
+        """Notes that results of these linears cannot be sharded; a fused projection gets another chance.
 
         The linear that was called first is to blame, and those that took the same tensor. If the others are, too, the
         next run tells.
@@ -140,7 +140,7 @@ class Trial:
                 self.whole[name] = UNCALLED
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
-        """How many results each block of a linear has."""
+        """The number of results in each block of a linear."""
         edges = sorted({0, features(self.candidates[name])[1], *self._edges.get(pattern(name), ())})
         return tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False))
 

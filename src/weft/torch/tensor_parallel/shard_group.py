@@ -76,7 +76,7 @@ class ShardGroup:
         return self.rank
 
     def places(self, total: int) -> Places:
-        """Which of so many positions each rank has."""
+        """The positions that each rank has, of so many."""
         return Places.behind(sizes_of(total, self.size))
 
     def uses(self, whole: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class ShardGroup:
         return tensor
 
     def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
-        """What this rank has along a dimension of the sum over the ranks."""
+        """This rank's shard, along a dimension, of the sum over the ranks (reduce-scatter)."""
         if len(set(places.sizes)) > 1:
             summed = self.add_up(tensor.clone(memory_format=torch.contiguous_format))
             return places.own(summed, along, self.rank).clone()

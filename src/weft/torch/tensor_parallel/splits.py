@@ -1,4 +1,4 @@
-"""What can be split over axis ``tp``, and what stays whole and why: a value, and its text."""
+"""The modules split over axis ``tp``, and those that stay whole and why: a value, and its text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ entry for each expert."""
 
 @dataclass(frozen=True)
 class PartOf:
-    """How a parameter of a module of experts is split.
+    """The cut of a parameter of a module of experts.
 
     Attributes:
         name: The parameter.
@@ -56,7 +56,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Linear:
-    """How a linear is split.
+    """The cut of a linear.
 
     Attributes:
         kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
@@ -87,7 +87,7 @@ class Linear:
 
     @classmethod
     def from_record(cls, record: Any) -> Linear:
-        """What :meth:`to_record` gave."""
+        """The linear that :meth:`to_record` gave."""
         kind, blocks, *more = record
         parts, held = more[0] if more else (), more[1] if len(more) > 1 else ()
         return cls(
@@ -116,7 +116,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Splits:
-    """What :func:`find` found.
+    """The result of :func:`find`.
 
     Attributes:
         size: Over how many ranks.
@@ -160,7 +160,7 @@ class Splits:
 
     @classmethod
     def from_record(cls, record: Any) -> Splits:
-        """What :meth:`to_record` gave.
+        """The splits that :meth:`to_record` gave.
 
         Raises:
             FormatError: The record is none of those.

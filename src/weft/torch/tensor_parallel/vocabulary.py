@@ -30,7 +30,7 @@ SHARE = 1 / 50
 
 
 def rows(module: nn.Module) -> int:
-    """How many words the module's vocabulary has."""
+    """The number of words in the module's vocabulary."""
     return int(module.get_parameter("weight").shape[0])
 
 
@@ -49,7 +49,7 @@ def why_whole(module: nn.Module, size: int) -> str:
 
 
 def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
-    """How its parameters are cut: by rows; a bias stays whole, models share it among modules."""
+    """The cuts of its parameters: by rows; a bias stays whole, models share it among modules."""
     shape = tuple(module.get_parameter("weight").shape)
     return {"weight": Cut(0, shape[:1], shape)}
 

@@ -1,4 +1,4 @@
-"""Which positions of a dimension each of several ranks has: one behind the other, or dealt out from both ends."""
+"""The positions of a dimension that each of several ranks has: one behind the other, or dealt out from both ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def sizes_of(total: int, ranks: int) -> list[int]:
-    """How many positions each rank has of ``total``, as ``torch.chunk`` would cut them.
+    """The number of positions of each rank, of ``total``, as ``torch.chunk`` would cut them.
 
     >>> sizes_of(8, 2), sizes_of(7, 2), sizes_of(5, 4)
     ([4, 4], [4, 3], [2, 2, 1, 0])
@@ -59,12 +59,12 @@ class Places:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many positions each rank has."""
+        """The number of positions of each rank."""
         return [sum(count for _, count in spans) for spans in self.spans]
 
     @cached_property
     def total(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return sum(self.sizes)
 
     def own(self, whole: Tensor, along: int, rank: int) -> Tensor:

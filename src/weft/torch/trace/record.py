@@ -16,7 +16,7 @@ from weft.torch.trace.operations import Operations
 
 @dataclass
 class Share:
-    """What a part of a module's own code took in the last pass, and what autograd keeps of it."""
+    """The cost of a part of a module's own code in the last pass, and what autograd keeps of it."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -25,7 +25,7 @@ class Share:
 
 @dataclass
 class Record:
-    """What one module did. Times and bytes are its own, without the modules it called.
+    """The cost of one module. Times and bytes are its own, without the modules it called.
 
     ``shares``: parts of its own code, by the order of the module that was called last before a part ran, which may be
     the module itself. A model that computes its loss has a part after its last module.
@@ -54,7 +54,7 @@ class Record:
         return self.shares.setdefault(order, Share())
 
     def spread(self) -> list[tuple[float, Record]]:
-        """What each part of its own code costs, by where it runs; the sum is what the module costs.
+        """The cost of each part of its own code, by where it runs; the sum is what the module costs.
 
         Times are divided as they were in the last pass, because single passes are less sure than `forward_s`. A
         backward pass that was not timed is divided as the forward pass.

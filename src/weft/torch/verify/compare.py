@@ -105,7 +105,8 @@ def end(session: Session) -> None:
 
 
 class Recorded:
-    """What stands for a unit's code in a step that is compared: it notes what the unit gets and what it returns."""
+    """A recorder in place of a unit's code in a step that is compared: it notes what the unit gets and what it
+    returns."""
 
     def __init__(self, proof: Proof, name: str, call: UnitCall) -> None:
         self.proof = proof
@@ -238,7 +239,7 @@ class Proof:
         agree_on(self.session, lambda: self._verdict(texts, results, started), WHAT)
 
     def _content(self) -> str:
-        """What the deciding rank must know of this rank, as JSON."""
+        """The values of this rank that the deciding rank compares, as JSON."""
         session = self.session
         content: dict[str, Any] = {
             "units": [

@@ -42,7 +42,7 @@ Named = dict[str, "Fingerprint | None"]
 
 @dataclass
 class Reference:
-    """What one process gives, as fingerprints.
+    """The values that one process gives, as fingerprints.
 
     Args:
         returned: For each microbatch, the tensors that the step returns.
@@ -114,7 +114,7 @@ def run_alone(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor],
 ) -> Reference:  # fmt: skip
-    """What one process gives for a step of this batch.
+    """The values that one process gives for a step of this batch.
 
     Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
     """
@@ -136,7 +136,7 @@ def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
-    """What one process gives, and whether the step looked at what backward passes do.
+    """The values that one process gives, and True if the step looked at what backward passes do.
 
     ``trial``: only the first microbatch runs. ``whole``: backward passes run. Where they do not, and the step looks at
     what they do, the run ends early.

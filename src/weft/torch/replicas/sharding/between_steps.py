@@ -146,7 +146,7 @@ class SharedParameters:
 
 
 def cut_for(parameter: Tensor, sharers: int) -> Cut | None:
-    """How a parameter is shared: along its first dim that the number of sharers divides. None: it stays whole.
+    """The cut of a parameter: along its first dim that the number of sharers divides. None: it stays whole.
 
     >>> cut_for(torch.zeros(3, 8), 2)
     Cut(dim=1, blocks=(8,), shape=(3, 8), holder=None)

@@ -332,7 +332,7 @@ class Units:
         return self._by_parameter.get(id(parameter))
 
     def _pack(self, tensor: Tensor) -> View | None:
-        """What autograd is to keep of a weight; None for any other tensor."""
+        """The view that autograd is to keep of a weight; None for any other tensor."""
         if type(tensor) not in (Tensor, nn.Parameter) or not has_memory(tensor):
             return None
         found = self._by_memory.get(storage_key(tensor))

@@ -42,7 +42,7 @@ what is above that without any experts."""
 
 
 class Turn:
-    """What the members of a mixture do at present.
+    """The present run of a mixture's members.
 
     Attributes:
         twice: Whether each call is followed by another one without experts.
@@ -101,7 +101,7 @@ class Mixture:
         return self._together(result, rest, next(iter(entered.values()), None))
 
     def with_and_without(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What the module gives, and what it would without experts; both draw the same random numbers."""
+        """The module's result with its experts, and without; both draw the same random numbers."""
         streams = streams_of(self.shard_group)
         before = streams.capture(TORCH)
         try:
@@ -117,7 +117,7 @@ class Mixture:
         return result, rest
 
     def _together(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
-        """What the ranks give together.
+        """The result of all ranks together.
 
         ``rest``: what the module gives without experts. ``anchor``: leads to what has entered, also where no own
         expert ran.
@@ -240,7 +240,7 @@ def readable(module: nn.Module) -> Iterator[None]:
 
 
 def members(mixture: Mixture) -> dict[nn.Module, Expert | Beside]:
-    """What stands for the ``forward`` of a mixture's experts, and of what is beside them."""
+    """The functions that replace the ``forward`` of a mixture's experts, and of what is beside them."""
     shard_group, turn = mixture.shard_group, mixture.turn
     return {
         inner: Beside(inner, shard_group, turn)
@@ -252,7 +252,7 @@ def members(mixture: Mixture) -> dict[nn.Module, Expert | Beside]:
 
 
 def cuts_of_mixture(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """Which rank has what of the parameters, by name; those of the router stay whole and are left out."""
+    """The parameters that each rank holds, by name; those of the router stay whole and are left out."""
     return {
         f"{held.name}.{name}": Cut(0, tuple(value.shape[:1]), tuple(value.shape), held.rank)
         for held in linear.held
@@ -324,7 +324,7 @@ class Anchored(Quiet):
 
 
 class Alike(Quiet):
-    """What all ranks compute alike: each takes its share of the gradient, for these are added up."""
+    """Tensors that all ranks compute alike: each takes its share of the gradient, for these are added up."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:

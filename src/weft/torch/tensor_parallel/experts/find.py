@@ -1,4 +1,4 @@
-"""Which modules of experts can be split: parts of their weights are tried out until their results add up.
+"""Modules of experts that can be split: parts of their weights are tried out until their results add up.
 
 A module that holds experts has weights with one matrix for each expert, ``[experts, results, inputs]``. Its code may
 do anything with them: a loop over those that are needed, one product for all, gates before or behind each other. So
@@ -160,7 +160,7 @@ def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: 
 
 
 def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
-    """What each of them is called with first; without what tensors of numbers hold."""
+    """The first arguments that each of them is called with; without the content of tensors of numbers."""
     calls: dict[str, tuple[Any, Any]] = {}
 
     def note(name: str, args: Any, kwargs: Any) -> None:
@@ -190,7 +190,7 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
-    """How the module can be split, and why not otherwise; or why it cannot at all."""
+    """The way in which the module can be split, and why not otherwise; or why it cannot at all."""
     experts = len(next(iter(_stacks(module).values())))
     bench = Bench(module, args, kwargs, experts)
     tries: Tries = []
@@ -281,7 +281,7 @@ def _products(options: list[list[PartOf]]) -> Iterator[tuple[int, tuple[PartOf, 
 
 
 def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tuple[int, ...]]) -> list[PartOf]:
-    """What can be done with a bias and the like: cut as a weight is, counted on one rank only, or used on all."""
+    """The ways to hold a bias and the like: cut as a weight is, counted on one rank only, or used on all."""
     shape = module.get_parameter(name).shape
     blocks = known.get((shape[0], shape[-1])) if len(shape) == 2 else None
     ways = [] if blocks is None else [PartOf(name, 1, blocks)]

@@ -26,7 +26,7 @@ def run(
     kwargs: Any,
     numbers: Mapping[str, int] | None = None,
 ) -> Any:
-    """What the module's class computes with other tensors in place of its parameters, and other ``numbers``.
+    """Runs the module's class with other tensors in place of its parameters, and other ``numbers``; its result.
 
     Names with dots are those of modules inside of it. If there are none, the module keeps its parameters meanwhile, for
     another thread may run it. What it writes into its attributes stays.
@@ -78,7 +78,7 @@ class Own:
 
 
 def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
-    """What a rank's experts add to the result of a module of experts.
+    """The part of a module's result that a rank's experts add.
 
     Among the arguments is one tensor of whole numbers, ``[rows]`` or ``[rows, choices]``: the experts to which each row
     goes. The module's code gets each choice of an expert of this rank as a row of its own, and nothing else. So it
@@ -135,7 +135,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
 
 
 def cuts_of_experts(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """How the module's parameters are cut, by name; those that stay whole are left out."""
+    """The cuts of the module's parameters, by name; those that stay whole are left out."""
     return {
         part.name: Cut(part.dim, part.blocks, tuple(module.get_parameter(part.name).shape))
         for part in linear.parts

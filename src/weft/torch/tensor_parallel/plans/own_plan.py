@@ -92,7 +92,7 @@ def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _found(splits: Splits) -> dict[str, str]:
-    """What is cut, by module; of experts, by parameter."""
+    """The kind of cut by module; of experts, by parameter."""
     found = {}
     for name, linear in splits.linears().items():
         if linear.kind == EXPERTS:

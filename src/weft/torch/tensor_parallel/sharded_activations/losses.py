@@ -60,7 +60,7 @@ def _part(scores: ShardedActivation) -> Tensor:
 
 
 class _Targets:
-    """Which sample's class this rank has, as ``here``, and where, as ``at``."""
+    """The samples whose class this rank has, as ``here``, and where, as ``at``."""
 
     def __init__(self, target: Tensor, scores: ShardedActivation, ignore: int) -> None:
         self.ignored = target == ignore

@@ -1,4 +1,4 @@
-"""What functions do with spread tensors: each rank its part.
+"""Rules of functions on sharded activations: each rank computes its shard.
 
 Three kinds: functions of each number by itself, functions along other dimensions than that of the parts (norms, whole
 linears), and views that leave this dimension as it is. Losses have rules of their own, see ``losses``. A rule gives
@@ -161,7 +161,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _again(func: Any, args: Any, kwargs: Any) -> Callable[[Tensor], Tensor]:
-    """What makes the same view of the whole."""
+    """A function that makes the same view of the whole."""
     return lambda whole: func(whole, *args[1:], **kwargs)
 
 

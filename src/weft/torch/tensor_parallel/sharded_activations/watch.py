@@ -1,4 +1,4 @@
-"""Which modules may leave their results in parts, found by running the model once more, whole.
+"""Modules that may leave their results sharded, found by running the model once more, whole.
 
 The results of these modules are spread over one rank, so each part is the whole. What functions do with them is noted.
 """
