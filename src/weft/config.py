@@ -74,7 +74,7 @@ class Settings:
         Number(0),
         "GiB that a rank may take, for `auto` and `list`; 0: what its GPU has, any amount on a CPU",
     )
-    schedule_file: str = _setting("", Text(), "the CSV file of `file`; the deciding rank reads it")
+    schedule_file: str = _setting("", Text(), "the CSV file of `file`; the first rank reads it")
     chunks: int = _setting(2, Whole(2), "how many stages a rank has with `interleaved_1f1b` and `looped_bfs`")
     optimize: Literal["auto", "memory", "speed"] = _setting(
         "auto",

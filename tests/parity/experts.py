@@ -240,7 +240,7 @@ def what_gets_out_otherwise_keeps_experts_in_parts() -> None:
     assert job.by_rank() == []
     job.compare()
     reasons = set(job.splits().mixtures.values())
-    assert reasons == {"not split by its experts: tensors get out of it by another way than its result"}
+    assert reasons == {"not expert-parallel: tensors get out of it by another way than its result"}
 
 
 def equal_on_ranks(job: Job) -> None:

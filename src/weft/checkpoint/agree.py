@@ -35,7 +35,7 @@ class Ranks(Protocol):
         """The text of rank 0."""
 
 
-def come_together(job: Job, call: str, tag: str | None) -> None:
+def check_same_call(job: Job, call: str, tag: str | None) -> None:
     """Return when every rank has made the same call; else :class:`UsageError` that names the ranks that did not."""
     if job.place.world_size == 1:
         return
@@ -46,6 +46,9 @@ def come_together(job: Job, call: str, tag: str | None) -> None:
         meeting.part()
     finally:
         job.monitor.note("", job.steps)
+
+
+come_together = check_same_call
 
 
 def gather_faults(ranks: Ranks, faults_here: list[str]) -> list[str]:

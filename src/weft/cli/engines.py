@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Places:
+class RankLayout:
     """Where ranks are: the hosts, or how many, and how many ranks each one has."""
 
     hosts: int | Sequence[str]
@@ -89,12 +89,12 @@ class Places:
         return self.ranks_per_host * (self.hosts if isinstance(self.hosts, int) else len(self.hosts))
 
 
-def default(where: Places) -> str:
+def default(where: RankLayout) -> str:
     """Who starts a job if nobody is named: ssh on hosts with names, weft itself on this machine."""
     return "local" if isinstance(where.hosts, int) else "ssh"
 
 
-def places(options: argparse.Namespace, default: int | None = None) -> Places:
+def places(options: argparse.Namespace, default: int | None = None) -> RankLayout:
     """Where ranks are, by the options, or `default` ranks on each host where they say nothing.
 
     Raises:
@@ -120,7 +120,7 @@ def places(options: argparse.Namespace, default: int | None = None) -> Places:
     if len({*given.values()}) > 1:
         texts = [f"{value} by {name}" for name, value in given.items()]
         raise LaunchError(f"each host has {' and '.join(texts)}: leave all but one out")
-    return Places(hosts, next(iter(given.values()), default or 1))
+    return RankLayout(hosts, next(iter(given.values()), default or 1))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[int | Sequence[str], int | None]:
@@ -190,7 +190,7 @@ def handed_over(options: argparse.Namespace) -> bool:
 
 def job_of(
     options: argparse.Namespace,
-    where: Places,
+    where: RankLayout,
     variables: Mapping[str, str],
     mpi_options: Sequence[str],
 ) -> Job:
@@ -230,7 +230,7 @@ class Hosts(NamedTuple):
     environ: Mapping[str, str] = {}
 
 
-def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str, str]) -> Hosts:
+def hosts_of(options: argparse.Namespace, where: RankLayout, variables: Mapping[str, str]) -> Hosts:
     """The hosts of the engine ssh."""
     if options.engine != "ssh":
         return Hosts()
@@ -241,7 +241,7 @@ def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str,
 
 
 def journal_of(
-    options: argparse.Namespace, where: Places, variables: Mapping[str, str], settings: Settings
+    options: argparse.Namespace, where: RankLayout, variables: Mapping[str, str], settings: Settings
 ) -> Journal | Nowhere:
     """The journal of the job in the folder of `--log-dir`; one that writes nothing without that option."""
     if options.log_dir is None:

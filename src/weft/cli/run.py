@@ -228,7 +228,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _hand_over(
     options: argparse.Namespace,
-    where: engines.Places,
+    where: engines.RankLayout,
     variables: Mapping[str, str],
     told: distribution.Distribution,
     settings: config.Settings,

@@ -153,13 +153,13 @@ class Inside:
         whole, self._whole = self._whole, None
         assert whole is not None
         plugin = self.strategy.precision_plugin
-        for _, kind, _, _, together in whole.entries():
+        for _, kind, _, _, joined in whole.entries():
             if kind == BACKWARD:
-                loss = plugin.pre_backward(together(), self.module)
+                loss = plugin.pre_backward(joined(), self.module)
                 self.strategy.add_gradients()
                 plugin.post_backward(loss, self.module)
             elif kind == LATER:
-                content = together()
+                content = joined()
                 content["function"](*content["args"], **content["kwargs"])
 
 

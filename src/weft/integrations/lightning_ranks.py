@@ -86,7 +86,7 @@ class Ranks(_environments.ClusterEnvironment):
         return whole(os.environ.get("GROUP_RANK", ""), MOST_RANKS) or 0
 
 
-class Together:
+class JoinsJob:
     """The part of a strategy that asks other ranks."""
 
     cluster_environment: Any

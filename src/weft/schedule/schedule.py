@@ -35,7 +35,7 @@ class Schedule:
 
 
 def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:
-    """Stages dealt out in turn: stage `s` is on rank `s` modulo `ranks`.
+    """Stages over the ranks in turn: stage `s` is on rank `s` modulo `ranks`.
 
     >>> loop(3, 2)
     (0, 1, 2, 0, 1, 2)

@@ -24,8 +24,8 @@ class Joined:
 
     def units(self, size: int) -> int:
         """Into how many pieces a mini-batch of ``size`` rows can be cut at most."""
-        together = self.rows * self.blocks
-        return size // together if together and size % together == 0 else 1
+        rows_at_once = self.rows * self.blocks
+        return size // rows_at_once if rows_at_once and size % rows_at_once == 0 else 1
 
     def ranges(self, size: int, count: int, index: int) -> list[tuple[int, int]]:
         """First and one past the last row of microbatch ``index`` of ``count`` in each block.

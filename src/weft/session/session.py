@@ -79,7 +79,7 @@ class Session:
         asked: Whether the script has asked in this rehearsal if it is one.
         first_inputs: Whether only the inputs of the pipeline's first rank count.
         seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
-        chosen: The schedule that the deciding rank has made, where one was made.
+        chosen: The schedule that the first rank has made, where one was made.
         watch: Who compares steps with the prediction of `chosen`.
         changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.

@@ -121,9 +121,9 @@ class Step:
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
-            batch = self._together(session, session.models, batch, everybody)
+            batch = self._keep_joined_rows(session, session.models, batch, everybody)
         elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
-            batch = self._together(session, session.models, batch, everybody=True)
+            batch = self._keep_joined_rows(session, session.models, batch, everybody=True)
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -167,7 +167,7 @@ class Step:
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
-        batch = self._together(session, pending, batch, everybody=True)
+        batch = self._keep_joined_rows(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def keep_rows(self, title: str, like: Step | None = None, reorders: bool = False) -> None:
@@ -179,7 +179,7 @@ class Step:
         self.rows = Rows(title, like or self, True, reorders)
         self.cut = replace_fields(self.cut, adapts=True)
 
-    def _together(
+    def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
         """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
@@ -346,7 +346,7 @@ class StepRun:
             for turns in self._turns():
                 turns.end()
             for model in session.models:
-                model.add_up_weights()
+                model.all_reduce_weights()
             self.took_s = time.perf_counter() - began_s
             results = self._returned.whole(results)
             if proof is not None:
@@ -355,7 +355,7 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                for channel in filter(None, (pipeline.channel, session.tensor, session.sharers)):
+                for channel in filter(None, (pipeline.channel, session.tensor, session.gather_channel)):
                     channel.abort(session.broken)
             raise
         finally:

@@ -26,7 +26,7 @@ from weft.torch import optimizer as weft_optimizer
 from weft.torch.checkpoint.landing import Arrival
 from weft.torch.clip import clip_along, clip_grad_norm_, counted_once, is_local
 from weft.torch.optimizer import MASTERS, SCALE
-from weft.torch.replicas.whole_tensors import like, share_of
+from weft.torch.replicas.full_tensors import like, share_of
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_texts
 

@@ -200,7 +200,7 @@ def _run(path: Path, traces: list[_Trace], ranks: int, warnings: list[str]) -> R
 
 
 def _facts(trace: _Trace, rank: int, ranks: int, spans: Iterable[Span]) -> Facts:
-    """The facts of a rank. Ranks that send messages count as a pipeline, others as copies of a model."""
+    """The facts of a rank. Ranks that send messages count as a pipeline, others as replicas."""
     pipeline = any(span.kind in MESSAGES for span in spans)
     device = "cuda" if any(each.category == "kernel" for each in trace.events) else "cpu"
     place = (rank, 0) if pipeline else (0, rank)

@@ -18,7 +18,7 @@ class Gpus:
     """The GPUs of this host; none where the library or a GPU is missing.
 
     Args:
-        library: The module, or a stand-in for it.
+        library: The module, or a fake of it.
     """
 
     def __init__(self, library: Any = None) -> None:

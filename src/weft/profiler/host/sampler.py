@@ -48,7 +48,7 @@ class Sampler:
     """One host.
 
     Args:
-        system: The module ``psutil``, or a stand-in for it.
+        system: The module ``psutil``, or a fake of it.
         ranks: The process ids of the job's ranks here.
         gpus: The GPUs.
         clock: Seconds on the clock of the recording.

@@ -125,7 +125,7 @@ def _read_states(optimizer: Any, content: Mapping[str, Any]) -> Put:
 
 
 class OldPartial(InMemory):
-    """The files of a folder, put together.
+    """The files of a folder as one state.
 
     Args:
         folder: Where they lie, named by ranks as in any version.

@@ -22,7 +22,7 @@ class Sequences:
             a module gets.
         whole: Modules that were tried and stay whole, and why.
         order: ``BALANCED``, if ranks have positions from both ends of a sequence; else why each has one block.
-        kept: The modules whose results stay in parts until somebody needs the whole.
+        kept: The modules whose results stay sharded until somebody needs the whole.
         notes: What becomes of the modules' results.
     """
 

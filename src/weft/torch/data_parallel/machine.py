@@ -66,8 +66,8 @@ def measure(device: torch.device, ranks: int) -> dict[str, object]:
         "products": products, "moves": moves, "copies": copies, "attention": attention,
         "sums": _sums(device) if ranks > 1 else [],
         "shared": shared(device) if ranks > 1 else [],
-        "cut": exchanged(device, _together, along=False) if ranks > 1 else [],
-        "tokens": exchanged(device, _together, along=True) if ranks > 1 else [],
+        "cut": exchanged(device, _seconds_on_all, along=False) if ranks > 1 else [],
+        "tokens": exchanged(device, _seconds_on_all, along=True) if ranks > 1 else [],
     }  # fmt: skip
 
 
@@ -195,16 +195,16 @@ def shared(device: torch.device) -> list[tuple[float, float]]:
         def run(layers: torch.nn.Module = layers, x: torch.Tensor = x) -> None:
             layers(x).sum().backward()
 
-        whole = _together(device, run)
+        whole = _seconds_on_all(device, run)
         for layer in layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         fully_shard(layers, mesh=mesh, reshard_after_forward=True)
-        took = max(_together(device, run) - whole, 1e-9)
+        took = max(_seconds_on_all(device, run) - whole, 1e-9)
         found.append((4.0 * width * (width + 1), took / SHARED))
     return found
 
 
-def _together(device: torch.device, call: Callable[[], object]) -> float:
+def _seconds_on_all(device: torch.device, call: Callable[[], object]) -> float:
     """Seconds of a call that all ranks make as often: the median."""
     times = []
     for _ in range(ROUNDS + 2):

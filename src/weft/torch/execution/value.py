@@ -183,8 +183,8 @@ class TakenMemory:
     module: str
 
 
-class Places:
-    """The values of a microbatch's tensors that have a place. All others are replicated.
+class PlacedTensors:
+    """The placed tensors of a microbatch, each with its owner. All others are replicated.
 
     ``segments``: those of the microbatch's tape on this rank, which grow; the last one is the present one. All ranks
     make values in the order of the program, so a value has the same number everywhere.

@@ -88,7 +88,7 @@ def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: in
 def keep_others_busy(session: Session) -> AbstractContextManager[Any]:
     """Inside, the ranks that do not decide keep their processors busy.
 
-    So the deciding rank measures times as they are in a step, where all ranks compute at once.
+    So the first rank measures times as they are in a step, where all ranks compute at once.
     """
     return busy(session.device.type == "cpu" and session.position("pp") > 0)
 

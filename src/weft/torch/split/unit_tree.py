@@ -236,7 +236,7 @@ class Tree:
                     tie(piece, home.get(callee))
                 for number in part.parameters_used:
                     tie(piece, holders.get(number))
-        for _, names in self.trace.together:
+        for _, names in self.trace.function_calls:
             homes = [home[name] for name in names if name in home and not home[name].floating]
             for one, other in itertools.pairwise(homes):
                 tie(one, other)

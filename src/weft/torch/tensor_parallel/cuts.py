@@ -76,14 +76,14 @@ def cut_by(tensor: Tensor, how: Cut, rank: int, size: int) -> Tensor:
     """The part of ``rank``, contiguous, in memory of its own."""
     blocks = tensor.split(how.blocks, how.dim)
     sizes = how.sizes(size)
-    parts = [block.split(each, how.dim)[rank] for block, each in zip(blocks, sizes, strict=True)]
-    return torch.cat(parts, how.dim)
+    shards = [block.split(each, how.dim)[rank] for block, each in zip(blocks, sizes, strict=True)]
+    return torch.cat(shards, how.dim)
 
 
-def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
+def joined(shards: Sequence[Tensor], how: Cut) -> Tensor:
     """The whole of the parts of all ranks in their order."""
-    sizes = how.sizes(len(parts))
-    blocks = [part.split([each[n] for each in sizes], how.dim) for n, part in enumerate(parts)]
+    sizes = how.sizes(len(shards))
+    blocks = [shard.split([each[n] for each in sizes], how.dim) for n, shard in enumerate(shards)]
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
@@ -129,7 +129,7 @@ def cut_of(parameter: Tensor) -> Cut | None:
     return found[0][0] if found else None
 
 
-def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
+def full_tensor(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     """The whole of a parameter, from all ranks that hold parts of it, which call this together.
 
     Args:
@@ -147,7 +147,7 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
 
 
 def cut(value: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, cut as the parameter is; the tensor itself if the parameter is whole.
+    """This rank's part of a full tensor, cut as the parameter is; the tensor itself if the parameter is whole.
 
     Args:
         value: It has the shape of the whole, or of a part that was cut again.
@@ -162,7 +162,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
     if not can_cut(value, parameter):
         raise UsageError(
             f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape "
-            f"{found[0][0].shape}; hand in the whole tensor"
+            f"{found[0][0].shape}; hand in the full tensor"
         )
     for how, shard_group in found:
         if tuple(value.shape) == how.shape:

@@ -1,10 +1,9 @@
-"""Modules that can be split, found by running the model in parts: as the first of ranks that are not there.
+"""Modules that can be split, found by running the sharded model: as the first of ranks that are not there.
 
-Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
-its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
-loses the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like
-them in other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes
-are not.
+Each linear that gets a full tensor is tried as column-parallel; one that gets a shard, as row-parallel. In between,
+every function on a sharded tensor is watched. What fails, needs messages between the ranks or loses the shards is a
+conflict: the linears where its tensors come from stay whole, with the reason, and so do those like them in other
+layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes are not.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from weft.torch.pytorch.private import (
     has_forward_hooks,
     imagined_mesh,
     is_compiled,
-    take_plain_for_whole,
+    take_plain_as_replicated,
 )
 from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
@@ -57,7 +56,7 @@ def find(
         model: The model, whole, on the CPU, a GPU or ``meta``.
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks axis ``tp`` has.
-        sequence: Whether tokens are to be in parts between the linears that are split.
+        sequence: Whether tokens are to be sharded between the linears that are split.
         experts: How ranks share experts: as the settings say it.
         leaking: Modules out of which tensors get by another way than their result.
 
@@ -79,7 +78,7 @@ def find(
     mixed = experts_of(model) or around_lonely(model)
     if size == 1 or not (candidates or attentions or embedded or wanted or mixed):
         return Splits(size, (), whole)
-    take_plain_for_whole()
+    take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
@@ -134,7 +133,7 @@ def find(
     found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
     whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
     for name in wanted:
-        besides = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
+        besides = "all-gathered" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
         notes[name] = "as the script says" + f", {besides}" * bool(besides)
     notes.update(_notes_of_experts(stacked, told))
     by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
@@ -160,7 +159,7 @@ def _why_attention_is_whole(
 def _notes_of_experts(stacked: Mapping[str, Linear], told: Mapping[str, str]) -> dict[str, str]:
     """Why experts are split in another way than the first one that is tried."""
     return {
-        name: f"{'not inside of each expert' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
+        name: f"{'not expert tensor parallel' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
         for name, why in told.items()
     }
 
@@ -317,12 +316,12 @@ def _noted(called: set[int]) -> Iterator[None]:
 
 
 def _regions(model: nn.Module, trial: Trial) -> dict[str, dict[str, Linear]]:
-    """The smallest modules that hold all linears between which tensors are in parts."""
+    """The smallest modules that hold all linears between which tensors are sharded."""
     group = {name: {name} for name in trial.kinds}
     for fed, sources in trial.fed.items():
-        together = set().union(*(group[name] for name in {fed, *sources}))
-        for name in together:
-            group[name] = together
+        members = set().union(*(group[name] for name in {fed, *sources}))
+        for name in members:
+            group[name] = members
     roots: dict[str, dict[str, Linear]] = {}
     for name, kind in trial.kinds.items():
         blocks = trial.blocks_of(name) if kind == COLUMN else ()

@@ -12,8 +12,8 @@ from weft.errors import FormatError
 COLUMN, ROW, HEADS, VOCABULARY = "column", "row", "heads", "vocabulary"
 EXPERTS, MIXTURE = "experts", "mixture"
 HOW = {
-    COLUMN: "split by its results", ROW: "split by its inputs", HEADS: "split by its heads",
-    VOCABULARY: "split by its vocabulary", EXPERTS: "split inside of each expert", MIXTURE: "split by its experts",
+    COLUMN: "column-parallel", ROW: "row-parallel", HEADS: "split by its heads",
+    VOCABULARY: "vocabulary-parallel", EXPERTS: "expert tensor parallel", MIXTURE: "expert-parallel",
 }  # fmt: skip
 ONCE, OF_EXPERTS = -1, 0
 """Dimensions of a parameter of experts: of one that stays whole and counts on the first rank only; and that with one
@@ -103,7 +103,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Region:
-    """A module inside of which tensors are in parts.
+    """A module inside of which tensors are sharded.
 
     Attributes:
         name: The module.
@@ -122,7 +122,7 @@ class Splits:
         size: Over how many ranks.
         regions: What is split.
         whole: The linears that stay whole, and why.
-        spread: The linears and embeddings whose results stay in parts until somebody needs the whole.
+        spread: The linears and embeddings whose results stay sharded until somebody needs the whole.
         notes: Of some modules that are split, what becomes of their results.
         mixtures: Of modules that hold experts, how ranks share these, and why.
     """

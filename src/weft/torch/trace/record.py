@@ -101,8 +101,8 @@ class Trace:
             attribute, a hook, a closure). They must be opened.
         readers: Modules that use what others have put into lists, dicts and objects.
         whole: Modules that must not be opened, with the reason.
-        together: Autograd functions that call modules, and the modules that each was given and called. These modules
-            must lie together.
+        function_calls: Autograd functions that call modules, and the modules that each was given and called. These
+            modules must lie together.
         written_buffers: Buffers that the step wrote.
         replaced_buffers: Buffers that the step replaced by other tensors.
         attributes: Attributes of modules that the step wrote.
@@ -119,7 +119,7 @@ class Trace:
     records: dict[str, Record]
     leaking: set[str]
     whole: dict[str, str]
-    together: list[tuple[str, set[str]]]
+    function_calls: list[tuple[str, set[str]]]
     written_buffers: set[str]
     replaced_buffers: set[str]
     attributes: list[Attribute]

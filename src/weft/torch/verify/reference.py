@@ -25,7 +25,7 @@ from weft.torch.execution.entry_points import checkpoints_seen
 from weft.torch.execution.thread_settings import current_scale
 from weft.torch.execution.unit_call import UnitCall, unit_call
 from weft.torch.pytorch.private import has_backward_hooks
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
@@ -73,7 +73,7 @@ class Reference:
 
 
 def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
-    """On the deciding rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
+    """On the first rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
 
     Every rank of the pipeline calls this.
     """
@@ -243,7 +243,7 @@ def of_gradient(grad: Tensor | None) -> Fingerprint | None:
 
 def _gradient(parameter: Tensor) -> Tensor | None:
     """The gradient of all of a parameter; collective over the ranks that have parts of it."""
-    return None if parameter.grad is None else whole(parameter.grad, parameter)
+    return None if parameter.grad is None else full_tensor(parameter.grad, parameter)
 
 
 def _named_tensors(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:

@@ -48,7 +48,7 @@ def test_those_of_transformers(name: str, how: str) -> None:
         assert experts.parts[0].blocks == (inner, inner), "gates and values behind each other"
     else:
         assert places == {"gate_up_proj": 2, "gate_up_proj_bias": 1, "down_proj": 1, "down_proj_bias": -1}
-    assert "model.layers.*.mlp.experts" in splits.text() and "split inside of each expert" in splits.text()
+    assert "model.layers.*.mlp.experts" in splits.text() and "expert tensor parallel" in splits.text()
     assert Splits.from_record(splits.to_record()) == splits
 
 
@@ -79,7 +79,7 @@ def test_what_does_not_add_up() -> None:
     assert why_whole(Stacked(how="spoilt")) == told
     splits = found(Routed(Stacked(how="spoilt")))
     assert splits.linears()["experts"].by_rank()
-    assert f"split by its experts; not inside of each expert: {told}" in splits.text()
+    assert f"expert-parallel; not expert tensor parallel: {told}" in splits.text()
 
 
 class Limited(Stacked):

@@ -43,7 +43,7 @@ def why_in_parts(net: nn.Module, size: int = 2, **more: Any) -> str:
     assert not any(linear.by_rank() for linear in splits.linears().values())
     (line,) = splits.mixtures.values()
     assert line in splits.text()
-    return line.removeprefix("not split by its experts: ")
+    return line.removeprefix("not expert-parallel: ")
 
 
 def ranks_of(linear: Linear) -> list[int | None]:
@@ -57,7 +57,7 @@ def test_lists_of_modules() -> None:
         assert ranks_of(splits.linears()[""]) == [0, 0, 1, 1]
         assert splits.linears()[""].blocks == (1,), "its result is added up"
     assert Splits.from_record(splits.to_record()) == splits
-    assert "split by its experts" in splits.text()
+    assert "expert-parallel" in splits.text()
 
 
 def test_ranks_need_not_divide_them() -> None:
@@ -80,7 +80,7 @@ def test_both_ways_for_one_weight() -> None:
     assert not found(net, share="parts").linears()["experts"].by_rank()
     assert found(net, share="ranks").linears()["experts"].by_rank()
     few = found(Routed(Stacked(experts=3), 3), 4, "ranks")
-    assert few.notes["experts"] == "not split by its experts: its 3 experts are fewer than the 4 ranks"
+    assert few.notes["experts"] == "not expert-parallel: its 3 experts are fewer than the 4 ranks"
 
 
 def test_a_residual_path_counts_once() -> None:

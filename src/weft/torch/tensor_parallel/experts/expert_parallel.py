@@ -1,8 +1,8 @@
 """A mixture whose experts are modules: each rank has some of them, and runs these only.
 
 All ranks run the mixture's own code, on the same inputs, with the same router. An expert of another rank gives zeros.
-So each rank has its experts' share of the result, and the ranks add up once, where the mixture ends. Gradients of what
-goes in, and of the router's weights, are added up once as well.
+So each rank has its experts' share of the result, and the ranks all-reduce once, where the mixture ends. Gradients of
+what goes in, and of the router's weights, are all-reduced once as well.
 
     inputs, router's weights -- EnterAll --> own code: experts --> (zeros from others) -- leave --> result
                                     |        modules beside --> one part of it in each rank --^
@@ -29,7 +29,7 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import in_backward
 from weft.torch.session.random_streams import TORCH
 from weft.torch.tensor_parallel.cuts import Cut, mark_copies
-from weft.torch.tensor_parallel.rules import as_whole, stream_of_part, streams_of
+from weft.torch.tensor_parallel.rules import as_full_tensor, stream_of_part, streams_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup, leave
 from weft.torch.tensor_parallel.sharded_activations import plain
 from weft.torch.tensor_parallel.splits import Held, Linear
@@ -66,7 +66,7 @@ class Turn:
 
 
 class Mixture:
-    """Stands for the ``forward`` of a module around experts: whole tensors go in and come out."""
+    """Stands for the ``forward`` of a module around experts: full tensors go in and come out."""
 
     def __init__(self, module: nn.Module, linear: Linear, shard_group: ShardGroup) -> None:
         self.module, self.linear, self.shard_group = module, linear, shard_group
@@ -81,7 +81,7 @@ class Mixture:
         return [(owner, name) for owner in owners for name in owner._parameters]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace((args, kwargs), lambda each: as_whole(plain(each)), attributes=False)
+        args, kwargs = replace((args, kwargs), lambda each: as_full_tensor(plain(each)), attributes=False)
         given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
         tables: list[tuple[dict[str, Any], str]] = [(owner._parameters, name) for owner, name in self.shared]
         weights = [table[name] for table, name in tables]
@@ -98,7 +98,7 @@ class Mixture:
         finally:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, weight)
-        return self._together(result, rest, next(iter(entered.values()), None))
+        return self._all_reduced(result, rest, next(iter(entered.values()), None))
 
     def with_and_without(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The module's result with its experts, and without; both draw the same random numbers."""
@@ -116,7 +116,7 @@ class Mixture:
             self.turn.beside.clear()
         return result, rest
 
-    def _together(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
+    def _all_reduced(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
         """The result of all ranks together.
 
         ``rest``: what the module gives without experts. ``anchor``: leads to what has entered, also where no own
@@ -274,7 +274,7 @@ def misfit_of_mixture(module: nn.Module, linear: Linear, size: int) -> str:
 
 
 def entered_all(tensors: Sequence[Any], shard_group: ShardGroup) -> dict[int, Tensor]:
-    """By their ids, whole tensors of which each rank computes other things; those without gradients are left out."""
+    """By their ids, full tensors of which each rank computes other things; those without gradients are left out."""
     wanted = [*{id(each): each for each in tensors if each is not None and each.requires_grad}.values()]
     if not wanted or not torch.is_grad_enabled():
         return {}
@@ -286,7 +286,7 @@ def entered_all(tensors: Sequence[Any], shard_group: ShardGroup) -> dict[int, Te
 
 
 class EnterAll(Quiet):
-    """Whole tensors on their way to the ranks' experts: their gradients are added up, all in one message."""
+    """Full tensors on their way to the ranks' experts: their gradients are all-reduced, all in one message."""
 
     @staticmethod
     def forward(ctx: Any, shard_group: ShardGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -299,7 +299,7 @@ class EnterAll(Quiet):
         found: list[Tensor | None] = [None] * len(gradients)
         for dtype in dict.fromkeys(each.dtype for each in gradients):
             same = [n for n, each in enumerate(gradients) if each.dtype == dtype]
-            flat = ctx.shard_group.add_up(torch.cat([gradients[n].reshape(-1) for n in same]))
+            flat = ctx.shard_group.all_reduce(torch.cat([gradients[n].reshape(-1) for n in same]))
             pieces = flat.split([gradients[n].numel() for n in same])
             for n, piece in zip(same, pieces, strict=True):
                 found[n] = piece.view(gradients[n].shape)

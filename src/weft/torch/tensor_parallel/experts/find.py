@@ -221,7 +221,7 @@ def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
         return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     width = tries[0][0].width
     for parts in itertools.islice(_ways(module, width, size), MOST_TRIED):
-        if all(_add_up(*each, parts, size) for each in tries):
+        if all(_sums_agree(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     inner = {n for value in stacks.values() for n in value.shape[1:] if n != width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
@@ -242,7 +242,7 @@ def _by_rank(module: nn.Module, tries: Tries, experts: int, size: int) -> Linear
         )  # fmt: skip
     for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
         parts = tuple(part for part in chosen if part.dim != _WHOLE)
-        if all(_add_up(*each, parts, size) for each in tries):
+        if all(_sums_agree(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     return f"its experts on {size} ranks do not add up to what it computes"
 
@@ -288,7 +288,7 @@ def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tupl
     return [*ways, PartOf(name, ONCE, ()), PartOf(name, _WHOLE, ())]
 
 
-def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
+def _sums_agree(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
     """True if the ranks' results and gradients add up to what is expected."""
     places = {part.name: part for part in parts}
     cuts = {

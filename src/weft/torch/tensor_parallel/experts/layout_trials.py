@@ -140,7 +140,7 @@ def _exact(bench: Bench, linear: Linear, expected: Outcome, size: int) -> tuple[
     if ALIKE in flags:
         linear = replace(linear, blocks=blocks)
         outcomes = _of_ranks(bench, linear, size)
-    return blocks if outcomes is not None and _add_up(bench, linear, expected, outcomes) else None
+    return blocks if outcomes is not None and _sums_agree(bench, linear, expected, outcomes) else None
 
 
 def _flags(
@@ -168,7 +168,7 @@ def _flags(
     return tuple(flags) if same and any(flags) else None
 
 
-def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
+def _sums_agree(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
     """True if gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
     beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
     inputs: list[Tensor] = []

@@ -155,8 +155,8 @@ def misfit(module: nn.Module, linear: Linear) -> str:
     return "" if linear.parts else "it has no parts"
 
 
-def in_parts(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
-    """Stands for the module's ``forward``: whole tensors go in and come out."""
+def run_sharded(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
+    """Stands for the module's ``forward``: full tensors go in and come out."""
     if linear.by_rank():
         return _by_rank(module, linear, shard_group, args, kwargs)
     if any("." in part.name for part in linear.parts):
@@ -171,7 +171,7 @@ def in_parts(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: A
         weights[name] = value
     args, kwargs = replace((args, kwargs), lambda tensor: enter(tensor, shard_group), attributes=False)
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
 def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: An
         weights[name] = value * 0 if name in places and shard_group.rank > 0 else value
     args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
 def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -205,10 +205,10 @@ def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: A
     weights = {name: entered.get(id(value), value) for name, value in weights.items()}
     some = Own.of(next(iter(cut.values())), shard_group.rank, shard_group.size)
     result = run_own(module, some, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
-def _added_up(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
+def _all_reduced(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     return leave(tensor.clone(memory_format=torch.contiguous_format), shard_group)
