@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -111,7 +113,8 @@ def fails(text, run):
 
 
 def main():
-    weft.init({"partitions": 2, "microbatches": 2})
+    weft.init({"microbatches": 2} | json.loads(sys.argv[1]))
+    pipeline = weft.pp_size() == 2
     for name, make in MODELS.items():
         losses, weights, states = one_process(make)
         net = begun(make)
@@ -129,6 +132,8 @@ def main():
             found = float(step(model, X).reduce_mean())
             assert abs(found - expected) < 1e-5, (name, found, expected)
             optimizer.step()
+        if not pipeline:
+            continue
         assert 0 < sum(each.numel() for each in model.local_parameters()) < sum(each.size for each in weights)
         own = {id(each) for each in (*model.local_parameters(), *model.local_buffers())}
         for variable, expected in zip(net.weights, weights, strict=True):

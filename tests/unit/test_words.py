@@ -20,7 +20,7 @@ NAMES = {
     "sharers": 2, "lane": 14, "tracks": 2, "deal": 0, "deals": 0, "dealt": 0, "stand_in": 0, "stand_ins": 9,
     "told": 525,
 }  # fmt: skip
-"""Names in the source that say nothing to a reader new to weft, and how many of each are left: a number that only falls.
+"""Names in the source that say nothing to a reader new to weft, and how many are left of each: these numbers only fall.
 The field says all-reduce, all-gather, shard, full tensor, sharding group, queue, channel, zigzag, placeholder."""
 
 TEXTS = {

@@ -14,11 +14,10 @@ from weft.errors import UsageError
 from weft.tensorflow import private
 from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.optimizers import watch_optimizers
+from weft.tensorflow.replicas.logs import watch_logs
 from weft.tensorflow.session.session import session
 from weft.tensorflow.trace import capture
-from weft.tensorflow.training import Training, TrainingOfKerasTwo
-
-Mixin: Any = object  # beside a class of Keras, which is not known here
+from weft.tensorflow.training import Mixin, Training, TrainingOfKerasTwo
 
 
 class SplitModel(Mixin):
@@ -41,7 +40,8 @@ class SplitModel(Mixin):
             self.built = True
             private.set_untracked(self, "compute_mask", _as_the_model_has_it)
         session().add_model(self)
-        watch_optimizers()  # those of a Keras that was imported since
+        watch_optimizers()  # and models: those of a Keras that was imported since
+        watch_logs()
 
     @property
     def module(self) -> Any:

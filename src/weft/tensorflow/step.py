@@ -28,7 +28,7 @@ from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
-from weft.tensorflow.trace.denominators import watch_losses, weights_of
+from weft.tensorflow.trace.denominators import NOTHING, watch_losses, weights_of
 from weft.tensorflow.trace.returned import Returned, known_of, rows_of, with_rows
 from weft.tensorflow.verify.one_process import Proof
 from weft.tensorflow.verify.whole_batch import WholeBatch, has_losses
@@ -41,6 +41,7 @@ class Step:
 
     Attributes:
         title: What messages call it, where the script has not written it.
+        name: That of its function, which may be a model, or partial.
     """
 
     def __init__(
@@ -56,18 +57,19 @@ class Step:
         self.input_signature = input_signature
         self.jit_compile = jit_compile
         self.title = ""
+        self.name = getattr(function, "__name__", type(function).__name__)
         self._traced = private.with_autograph(function) if autograph else function
         self._compiled: dict[Any, Compiled] = {}
         self._functions: dict[Any, Any] = {}
         self._training: set[Any] = set()
         self._models: dict[int, Any] = {}
         self._returned: dict[Any, list[Returned]] = {}
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capture.tracing() is not None:
-            raise UsageError(f"{self.function.__name__}: a step cannot call another step")
+            raise UsageError(f"{self.name}: a step cannot call another step")
         joined = session()
         count = joined.settings.microbatch_count if self.cut.joined.rows else 1
         batch = prepare(self.function, args, kwargs, self.cut, count, self.input_signature)
@@ -83,7 +85,7 @@ class Step:
                 compiled = self._compile(joined, batch, xla)
             key = self._key(joined, batch, xla)  # the trace may have built the models
             self._compiled[(key, here) if compiled.bound else key] = compiled
-        messages = Messages(joined, self.function.__name__, batch, compiled.prove, compiled.proof)
+        messages = Messages(joined, self.name, batch, compiled.prove, compiled.proof)
         if private.is_building_function():
             private.keep_from_xla()
             results = self._emit(batch, compiled, InGraph(messages), tensors)
@@ -113,13 +115,11 @@ class Step:
 
         if joined.channel is not None:
             call = {path: str(spec) for path, spec in zip(batch.paths, batch.specs(), strict=True)}
-            text = json.dumps(
-                {"step": f"{self.function.__name__}, traced anew for other shapes, types or values", **call}
-            )
+            text = json.dumps({"step": f"{self.name}, traced anew for other shapes, types or values", **call})
             compare_calls(joined, joined.steps + 1, text).wait_for_all()
         with private.traced_for_xla(xla):
             compiled = compile_step(
-                joined, self.function.__name__, traced, batch.specs(), batch.microbatches, joined.models
+                joined, self.name, traced, batch.specs(), batch.microbatches, joined.models
             )
         compiled.number, compiled.returned = joined.number_step(), found[0]
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
@@ -141,12 +141,12 @@ class Step:
         """Let the first batch be compared with one process; and its microbatches with the whole of it, if this rank
         has the whole model still."""
         if joined.channel is not None and joined.settings.verify != "off":
-            proof = Proof(joined, self.title or self.function.__name__, batch, compiled, xla)
+            proof = Proof(joined, self.title or self.name, batch, compiled, xla)
             compiled.proof = proof if proof.waits else None
         whole = not any(model.partitioned for model, _, _ in compiled.capture.marks.models)
         wanted = joined.settings.verify != "off" and batch.microbatches > 1
         if whole and wanted and has_losses(compiled.capture):
-            title = self.title or self.function.__name__
+            title = self.title or self.name
             strict = bool(self.title)
             compiled.prove = WholeBatch(joined, title, self._traced, batch, compiled.capture, strict).prove
 
@@ -186,7 +186,7 @@ class Step:
 
         XLA compiles no calls of Python: a step in a function that it compiles is not counted.
         """
-        messages = Messages(joined, self.function.__name__, batch)
+        messages = Messages(joined, self.name, batch)
         shares = batch.shares(tensors)
         if not private.is_building_function():
             messages.open()
@@ -227,6 +227,14 @@ class Step:
                 results.append(result)
         return results
 
+    def _averages(self, key: Any, kind: Returned) -> bool:
+        """True if the mean of a number over the replicas is taken: of gradients, and of what `fit` shows.
+
+        Replicas may evaluate other numbers of batches. So `evaluate` asks no other replica for the sum of its weights.
+        """
+        adds_up = kind.reduction is not None and kind.reduction.kind == NOTHING
+        return key is not None or self.title == "fit" or (self.title == "evaluate" and adds_up)
+
     def _package(
         self,
         joined: Session,
@@ -254,8 +262,7 @@ class Step:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
                 entries = _entries(results[number], masks, places, shapes, kind)
-                averaged = key is not None or self.title == "fit"  # which shows the loss of all copies
-                weigh = weights.of_all if averaged else weights.of_copy
+                weigh = weights.of_all if self._averages(key, kind) else weights.of_copy
                 leaves.append(
                     StepOutput(
                         entries, weigh(kind.reduction, denominators), key, None if key is None else means

@@ -17,7 +17,6 @@ from weft.session.cut import Cut, Joined
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.export import gathered
 from weft.tensorflow.checkpoint.run import Run
-from weft.tensorflow.replicas.logs import logs_of_all
 from weft.tensorflow.session.session import session
 from weft.tensorflow.step import Step
 from weft.tensorflow.trace.denominators import SAMPLES, SeveralDenominators, watch_losses
@@ -25,7 +24,10 @@ from weft.tensorflow.trace.denominators import SAMPLES, SeveralDenominators, wat
 log = logging.getLogger("weft")
 
 
-class Training(private.TellsLogs):
+Mixin: Any = object  # beside a class of Keras, which is not known here
+
+
+class Training(Mixin):
     """What a Keras model does with a batch, by steps of weft where there is more than one rank."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -123,10 +125,6 @@ class Training(private.TellsLogs):
         self._check_saved()
         with run.fitting(self, given.get("x"), given.get("steps_per_epoch"), given.get("initial_epoch", 0)):
             return super().fit(*call.args, **call.kwargs)
-
-    def tell(self, logs: Any) -> Any:
-        """The logs that callbacks get: the numbers of all replicas."""
-        return logs_of_all(self, logs, session())
 
     def _written_once(self, callbacks: Any) -> list[Any]:
         """The callbacks of this rank: files are written by the first one."""

@@ -68,19 +68,20 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
-        self.rows = Rows(function.__qualname__, self)
+        self.name = getattr(function, "__qualname__", type(function).__name__)  # a model has none
+        self.rows = Rows(self.name, self)
         self._trains = self._ran = self._told = False
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
         self.latest: int | None = None
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = current.session()
         if session.tracing or in_microbatch():
-            raise UsageError(f"{self.function.__name__}: a step cannot call another step")
+            raise UsageError(f"{self.name}: a step cannot call another step")
         batch = self._prepare(session, args, kwargs)
         if session.settings.inputs == "apart" and session.mesh.tp > 1:
             args, kwargs = with_samples_of_all(session, batch)
@@ -163,7 +164,7 @@ class Step:
         """Split the models that are not yet; collective over all ranks. The batch with the microbatches that it has."""
         for model in pending:
             model.move(session.device)
-        name = self.function.__qualname__
+        name = self.name
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
@@ -310,7 +311,7 @@ class StepRun:
 
     def _call(self) -> str:
         """A description of the step's call, as far as all ranks of the pipeline have it in common."""
-        session, name = self._session, self._step.function.__qualname__
+        session, name = self._session, self._step.name
         if session.first_inputs:
             return describe_inputs(name, self.batch, session.changes)
         return describe_call(name, self.batch, session.settings.checked == "always", session.changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,6 +56,31 @@ class Graphs:
 
     def smp_slice(self, num_mb: int, mb: int, axis: int) -> Graphs:
         return Graphs(self.rows.chunk(num_mb, axis)[mb])
+
+
+class Backward:
+    """A step that is an object."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, scale: float, x: Tensor) -> Tensor:
+        loss = (self.model(x) * scale).square().mean()
+        self.model.backward(loss)
+        return loss
+
+
+@check
+def steps_that_are_no_functions() -> None:
+    """An object that is called, a partial of it, and the model."""
+    model, alone = chain()
+    x = vectors()[0]["x"]
+    loss = weft.step(functools.partial(Backward(model), 2.0))(x)
+    torch.testing.assert_close(loss.reduce_mean(), (alone(x) * 2.0).square().mean())
+    again = weft.step(Backward(model))(2.0, x)
+    torch.testing.assert_close(again.reduce_mean(), loss.reduce_mean())
+    with torch.no_grad():
+        torch.testing.assert_close(weft.step(model)(x).concat(), alone(x))
 
 
 @check

@@ -272,11 +272,67 @@ def losses_that_are_no_means() -> None:
                 *batch, sample_weight=None if given is None else more[0], batch_size=len(batch[0]) // 2, epochs=2,
                 shuffle=False, verbose=0, callbacks=[kept],
             )  # fmt: skip
+            if reduction == "sum":  # as often as they are evaluated, without a word between replicas
+                model.evaluate(*batch, batch_size=len(batch[0]) // 2, verbose=0, callbacks=[kept])
             found.append((kept.told, model.get_weights()))
         (told, values), (own_told, own_values) = found
         for one, other in zip(own_values, values, strict=True):
             near(one, other, f"{reduction}: weights", 1e-4)
         alike(own_told, told, reduction)
+
+
+class Held(keras.Model):
+    """A plain class of Keras that holds the model, with a loop body of its own."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+        self.error = keras.metrics.RootMeanSquaredError(name="error")
+        self.one_step = weft.step(self.microbatch) if hasattr(net, "all_variables") else self.alone
+        self.ask = weft.step(self.net) if hasattr(net, "all_variables") else self.net
+
+    def microbatch(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            predictions = self.net(x, training=True)
+            loss = tf.reduce_mean((predictions - y) ** 2)
+        return tape.gradient(loss, self.net.trainable_variables), predictions
+
+    def alone(self, x: Any, y: Any) -> Any:
+        gradients, predictions = self.microbatch(x, y)
+        return [weft.StepOutput([each]) for each in gradients], weft.StepOutput([predictions])
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        gradients, predictions = self.one_step(x, y)
+        means = [each.accumulate() for each in gradients]
+        self.optimizer.apply_gradients(zip(means, self.net.trainable_variables, strict=True))
+        self.error.update_state(y, predictions.merge())
+        return {"error": self.error.result()}
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        found = self.ask(x)
+        self.error.update_state(y, found.merge() if hasattr(found, "merge") else found)
+        return {"error": self.error.result()}
+
+
+@check
+def a_plain_class_that_holds_a_split_model() -> None:
+    """Its callbacks are told the numbers of all replicas, and decide alike."""
+    x, y, more_x, more_y = numbers()
+    told = []
+    for wrap in (lambda net: net, weft.DistributedModel):
+        model, kept = Held(wrap(regression())), Kept()
+        given = [x, y, more_x[:8], more_y[:8]]
+        given = own(*given) if wrap is weft.DistributedModel else given
+        stop = keras.callbacks.EarlyStopping("val_error", patience=0, mode="min")
+        model.compile(optimizers.SGD(0.1), jit_compile=False)
+        model.fit(
+            *given[:2], batch_size=len(given[0]) // 2, epochs=7, shuffle=False, verbose=0, callbacks=[kept, stop],
+            validation_data=tuple(given[2:]), validation_batch_size=8,
+        )  # fmt: skip
+        told.append(kept.told)
+    alike(told[1], told[0], "fit")
 
 
 @check

@@ -34,7 +34,6 @@ from weft.tensorflow.private.graphs import step_graph as step_graph
 from weft.tensorflow.private.graphs import tracing_a_step as tracing_a_step
 from weft.tensorflow.private.graphs import type_of as type_of
 from weft.tensorflow.private.graphs import writes as writes
-from weft.tensorflow.private.models import TellsLogs as TellsLogs
 from weft.tensorflow.private.models import begin_fit as begin_fit
 from weft.tensorflow.private.models import build_optimizer as build_optimizer
 from weft.tensorflow.private.models import compute_loss as compute_loss
@@ -57,6 +56,7 @@ from weft.tensorflow.private.models import share_compiled as share_compiled
 from weft.tensorflow.private.models import trained_by as trained_by
 from weft.tensorflow.private.models import watch_epochs as watch_epochs
 from weft.tensorflow.private.models import watch_layers as watch_layers
+from weft.tensorflow.private.models import watch_logs as watch_logs
 from weft.tensorflow.private.models import watch_reductions as watch_reductions
 from weft.tensorflow.private.models import with_mask as with_mask
 from weft.tensorflow.private.random_states import eager_seeds as eager_seeds

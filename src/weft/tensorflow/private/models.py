@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,8 +18,6 @@ from keras.src.losses import loss as losses
 from tensorflow.python.framework import ops
 
 from weft.tensorflow.private.variables import underlying
-
-Mixin: Any = object  # beside a class of Keras
 
 
 def layer_classes() -> list[type]:
@@ -190,11 +188,14 @@ def watch_reductions(reduced: Callable[[Any, str | None, Any, Any, bool], None])
         losses.reduce_weighted_values = original
 
 
+def model_classes() -> list[Any]:
+    """The classes that models derive from, of every Keras that is imported."""
+    return [sys.modules[name].Model for name in ("keras", "tf_keras") if name in sys.modules]
+
+
 def plain_models() -> list[Any]:
     """The models of every Keras that is imported that exist, but for those of weft, and for those that they wrap."""
-    kinds = tuple(
-        module.Model for name in ("keras", "tf_keras") if (module := sys.modules.get(name)) is not None
-    )
+    kinds = tuple(model_classes())
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     split = [each for each in found if hasattr(each, "all_variables")]
     hidden = {id(model) for each in split for model in (each, each.module)}
@@ -212,37 +213,58 @@ def keras_two_model() -> type:
     return found
 
 
-class TellsLogs(Mixin):
-    """A model of any Keras that changes what callbacks are told."""
-
-    def tell(self, logs: Any) -> Any:
-        """The logs of a batch that was trained on, of an epoch, of an evaluation."""
-        return logs
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """As Keras has it."""
-        super().make_train_function(force)
-        made = self.train_function
-        if not isinstance(made, _Telling):
-            self.__dict__["train_function"] = _Telling(self, made)
-        return self.train_function
-
-    def _get_metrics_result_or_logs(self, logs: Any) -> Any:
-        return self.tell(super()._get_metrics_result_or_logs(logs))
-
-    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        return self.tell(super()._validate_and_get_metrics_result(logs))
+def _split_models_in(model: Any) -> list[Any]:
+    """The models of weft among the parts of a Keras model; the model itself if it is one."""
+    if hasattr(model, "all_variables"):
+        return [model]
+    return [each for each in model._flatten_layers() if hasattr(each, "all_variables")]
 
 
-class _Telling:
+def watch_logs(changed: Callable[[Any, Sequence[Any], Any], Any]) -> None:
+    """Let models of every Keras that is imported that are split, or hold such ones, give callbacks other logs.
+
+    ``changed(model, parts, logs)``: the logs to give, from those of a batch that was trained on, of an epoch, or of an
+    evaluation; ``parts`` are the models of weft.
+    """
+    for kind in model_classes():
+        if "_weft_logs" not in vars(kind):
+            kind._weft_logs = True
+            _watch_logs(kind, changed)
+
+
+def _watch_logs(kind: Any, changed: Callable[[Any, Sequence[Any], Any], Any]) -> None:
+    make_train_function = kind.make_train_function
+
+    @functools.wraps(make_train_function)
+    def make(self: Any, force: bool = False) -> Any:
+        made = make_train_function(self, force)
+        if not isinstance(self.train_function, _WithLogs) and _split_models_in(self):
+            self.__dict__["train_function"] = _WithLogs(self, self.train_function, changed)
+        return made if made is None else self.train_function
+
+    kind.make_train_function = make
+    two = hasattr(kind, "_validate_and_get_metrics_result")
+    of_epoch = "_validate_and_get_metrics_result" if two else "_get_metrics_result_or_logs"
+    original = getattr(kind, of_epoch)
+
+    @functools.wraps(original)
+    def logs_of(self: Any, logs: Any) -> Any:
+        found, parts = original(self, logs), _split_models_in(self)
+        return changed(self, parts, found) if parts else found
+
+    setattr(kind, of_epoch, logs_of)
+
+
+class _WithLogs:
     """A function that trains on a batch."""
 
-    def __init__(self, model: Any, function: Any) -> None:
-        self._model, self._function = weakref.ref(model), function
+    def __init__(self, model: Any, function: Any, changed: Callable[[Any, Sequence[Any], Any], Any]) -> None:
+        self._model, self._function, self._changed = weakref.ref(model), function, changed
+        self._parts = weakref.WeakSet(_split_models_in(model))
 
     def __call__(self, *args: Any) -> Any:
         logs, model = self._function(*args), self._model()
-        return logs if model is None else model.tell(logs)
+        return logs if model is None else self._changed(model, list(self._parts), logs)
 
 
 def loss_tracker(model: Any) -> Any:

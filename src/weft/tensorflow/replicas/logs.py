@@ -1,13 +1,14 @@
 """The logs that callbacks get: the numbers of one process, the same on every rank.
 
-A copy's own numbers are those of its data. A callback that stops, saves or slows down by them would do so on one copy
-and not on another. So the states of metrics are merged as Keras merges them over devices: each variable says how, and
-most are sums. What is no metric's result is averaged. A metric of a layer has its states on the layer's partition.
+A replica's own numbers are those of its data. A callback that stops, saves or slows down by them would do so on one
+replica and not on another. So the states of metrics are merged as Keras merges them over devices: each variable says
+how, and most are sums. What is no metric's result is averaged. A metric of a layer has its states on the layer's
+partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,42 @@ import tensorflow as tf
 import torch
 import torch.distributed as dist
 
+from weft.tensorflow import private
 from weft.tensorflow.replicas.average import Check
-from weft.tensorflow.session.session import Session
+from weft.tensorflow.session.session import Session, session
 
 
-def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
+def watch_logs() -> None:
+    """From now on models that are split, and models that hold such ones, give callbacks the numbers of all ranks."""
+    private.watch_logs(lambda model, parts, logs: logs_of_all(model, parts, logs, session()))
+
+
+def logs_of_all(model: Any, parts: Sequence[Any], logs: Any, joined: Session) -> Any:
     """The logs of a batch, or of an epoch or an evaluation at its end; every rank calls this, outside of graphs.
 
-    ``model``: a model of any Keras that is split, whose metrics have seen this copy's data.
+    ``model``: a model of any Keras, whose metrics have seen this replica's data. ``parts``: the models of weft that it
+    is, or holds.
     """
     states = list({id(each): each for metric in model.metrics for each in metric.variables}.values())
-    owners = [model.owner_of(each) for each in states] if session.mesh.pp > 1 else [None] * len(states)
+    owners = [_owner(each, parts) if joined.mesh.pp > 1 else None for each in states]
     if not isinstance(logs, Mapping) or (
-        session.mesh.rdp == 1 and not any(owner is not None for owner in owners)
+        joined.mesh.rdp == 1 and not any(owner is not None for owner in owners)
     ):
         return logs
     numbers = {name: np.asarray(value) for name, value in logs.items()}
     numbers = {name: value for name, value in numbers.items() if value.dtype.kind in "fiub"}
-    with session.guarded(), session.doing("the logs of all ranks"):
-        check = Check(session, "world", [f"{len(states)} states of metrics", *numbers])
-        copies, here, first = session.mesh.rdp, session.position("pp"), session.position("rdp") == 0
+    with joined.guarded(), joined.doing("the logs of all ranks"):
+        check = Check(joined, "world", [f"{len(states)} states of metrics", *numbers])
+        copies, here, first = joined.mesh.rdp, joined.position("pp"), joined.position("rdp") == 0
         own = [np.array(each) for each in states]
         results = model.get_metrics_result()
-        parts = [
+        counted = [
             _counted(value, _weight(each, copies, first) if (owner or 0) == here else 0)
             for each, owner, value in zip(states, owners, own, strict=True)
         ]
-        parts += [_counted(value, 0 if here else 1.0 / copies) for value in numbers.values()]
+        counted += [_counted(value, 0 if here else 1.0 / copies) for value in numbers.values()]
         check.finish()
-        sums = _sums(parts, session.group("world"))
+        sums = _sums(counted, joined.group("world"))
     for each, before, value in zip(states, own, sums, strict=False):
         each.assign(value.astype(before.dtype))
     try:
@@ -58,6 +66,12 @@ def logs_of_all(model: Any, logs: Any, session: Session) -> Any:
             merged[name] if is_result else tf.constant(mean, value.dtype if value.dtype.kind == "f" else None)
         )
     return found
+
+
+def _owner(variable: Any, parts: Sequence[Any]) -> int | None:
+    """The partition of a variable; None if every rank has it."""
+    found = (each.owner_of(variable) for each in parts)
+    return next((owner for owner in found if owner is not None), None)
 
 
 def _counted(value: Any, weight: Any) -> Any:

@@ -104,6 +104,8 @@ def partition_models(
                 splits = Splits.from_record(plan.tensors)
                 beside = beside_own_plan(model.module, splits)
                 log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
+                if warning := splits.warning(named):
+                    log.warning("%s", warning)
             if plan.sequences is not None:
                 log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))

@@ -183,6 +183,25 @@ class Splits:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
 
+    def warning(self, model: str) -> str:
+        """What to say of a model that every rank has whole all the same; empty where some weight is sharded.
+
+        >>> Splits(2, (), {"head": "3 results do not divide by 2"}).warning("Net")
+        'tensor_parallel_degree is 2, but no weight of Net is sharded, and every rank computes all of it: head stays \
+whole (3 results do not divide by 2)'
+        """
+        if self.linears():
+            return ""
+        stays = [f"{name} stays whole ({why})" for name, why in self.whole.items()]
+        reason = (
+            stays
+            or ["it has no nn.Linear, nn.Embedding, nn.MultiheadAttention or experts, which weft shards"]
+        )[0]
+        return (
+            f"tensor_parallel_degree is {self.size}, but no weight of {model} is sharded, and every rank computes all "
+            f"of it: {reason}"
+        )
+
     def text(self) -> str:
         """A table: linears of layers that are alike in one line."""
         rows: dict[tuple[str, str], int] = {}
