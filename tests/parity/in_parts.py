@@ -280,7 +280,7 @@ def other_batches_are_an_error() -> None:
 
 @CHECKS.check
 def ranks_bring_samples_of_their_own() -> None:
-    job = Job(inputs="apart")
+    job = Job(inputs="per_rank")
     for number in range(2):
         job.optimizer.zero_grad()
         mine = batch(number).chunk(weft.dp_size())[weft.dp_rank()]

@@ -198,7 +198,7 @@ def sequences_that_are_too_short_are_whole() -> None:
 
 @CHECKS.check
 def ranks_bring_samples_of_their_own() -> None:
-    job = Job(inputs="apart")
+    job = Job(inputs="per_rank")
     for number in range(2):
         job.optimizer.zero_grad()
         job.step(job.model, job.batch(number).chunk(weft.dp_size())[weft.dp_rank()])

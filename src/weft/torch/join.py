@@ -140,7 +140,7 @@ def describe_start(settings: Settings) -> dict[str, str]:
 
 
 def _reads_alike(settings: Settings, dp_has_tp: bool) -> bool:
-    return settings.inputs != "apart" and not dp_has_tp
+    return settings.inputs != "per_rank" and not dp_has_tp
 
 
 def _change(session: Session, settings: Settings, dp_has_tp: bool) -> None:

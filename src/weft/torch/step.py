@@ -83,7 +83,7 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.name}: a step cannot call another step")
         batch = self._prepare(session, args, kwargs)
-        if session.settings.inputs == "apart" and session.mesh.tp > 1:
+        if session.settings.inputs == "per_rank" and session.mesh.tp > 1:
             args, kwargs = with_samples_of_all(session, batch)
             batch = self._prepare(session, args, kwargs)
         if batch.fault and self._trains:
@@ -103,7 +103,7 @@ class Step:
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
         cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
         batch = prepare(self.function, args, kwargs, cut, _count(session))
-        if session.settings.inputs in ("equal", "apart") or session.position("pp") == 0:
+        if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
         if batch.told and not self._told and session.rank == 0:
             log.warning("%s: %s", self.rows.title, batch.told)

@@ -170,7 +170,7 @@ def _ways(name: str, choices: Mapping[str, Sequence[Any]], present: Outcome) -> 
         degrees = sorted(present.degrees)
         at = degrees.index(own)
         found = [degrees[at + 1 :], degrees[:at][::-1]]
-        return [({name: degree, "inputs": "apart"} for degree in way) for way in found]
+        return [({name: degree, "inputs": "per_rank"} for degree in way) for way in found]
     if name == "microbatches" and type(own) is int:
         return [({name: number} for number in way) for way in _climb(own)]
     return []

@@ -147,7 +147,7 @@ def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.med
 def degrees_of(run: Run) -> tuple[int, ...]:
     """Over how many ranks weights can be split so that a step has the same samples; none if over no other number.
 
-    Where each rank reads its own samples (`inputs` is "apart"), all degrees have the same. So have replicas,
+    Where each rank reads its own samples (`inputs` is "per_rank"), all degrees have the same. So have replicas,
     with which it makes no difference.
     """
     facts = next(iter(run.facts.values()), None)
@@ -155,7 +155,7 @@ def degrees_of(run: Run) -> tuple[int, ...]:
         return ()
     settings = facts.settings
     own, inputs = settings.get("tensor_parallel_degree", 1), settings.get("inputs", "equal")
-    apart = inputs == "apart" or (inputs == "equal" and own == 1)
+    apart = inputs in ("per_rank", "apart") or (inputs == "equal" and own == 1)
     partitions = settings.get("partitions", 1)
     if not apart or settings.get("context_parallel_degree", 1) != 1 or type(partitions) is not int:
         return ()

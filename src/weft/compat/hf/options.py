@@ -125,7 +125,7 @@ def refuse(args: Any) -> None:
         faults.append(
             'fp16: use bf16=True, or give weft the setting "fp16": true, which keeps 32-bit masters'
         )
-    if state.cfg.inputs == "apart":
+    if state.cfg.inputs == "per_rank":
         faults.append(
             "prescaled_batch: without it each rank that splits tensors reads samples of its own, which the Trainer "
             'would count as replicas; write "prescaled_batch": true'

@@ -99,7 +99,7 @@ def inputs_of(parameters: Parameters) -> str:
         return "equal"
     if not isinstance(tensors, int) or tensors <= 1:
         return "any"
-    return "equal" if parameters.kept["prescaled_batch"] else "apart"
+    return "equal" if parameters.kept["prescaled_batch"] else "per_rank"
 
 
 def _left_for_partitions(ranks: int, script: Mapping[str, Any], launched: Collection[str]) -> int:

@@ -145,7 +145,7 @@ class Session(base.Session):
     @property
     def reads(self) -> str:
         """The axis along which ranks read other samples."""
-        return "dp" if self.settings.inputs == "apart" else "rdp"
+        return "dp" if self.settings.inputs == "per_rank" else "rdp"
 
     def connect_tensor(self, mailbox: Mailbox) -> LockstepOrder | None:
         """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""

@@ -84,7 +84,7 @@ def find(
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
         shard_group = ShardGroup(mesh, None, 0, size)
         owners, wish = _owners(model), partial(_own_wish, model, hooks=False)
-        mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
+        mixtures, uneven = ({}, {}) if experts == "expert_tensor_parallel" else find_mixtures(
             model, run, size, owners,
             lambda name: "the script says how to split it" if name in wanted else wish(name), leaking,
         )  # fmt: skip

@@ -132,7 +132,7 @@ class Mixture:
                 f"{type(self.module).__name__}, whose experts ranks share, does not give what it gave in the first "
                 f"microbatch: {sum(made)} tensors of {len(found)} results, and there were "
                 f"{len(known) - known.count(NO_TENSOR)} of {len(known)}. Let it return as many, with None for what is "
-                'missing, or write "experts": "parts"'
+                'missing, or write "experts": "expert_tensor_parallel"'
             )
         flags = iter([flag for is_made, flag in zip(made, known, strict=True) if is_made])
         others = iter([each for each in tensors_in(rest) if each.is_floating_point()])
@@ -174,7 +174,7 @@ class Expert:
             raise UsageError(
                 f"{self.held.name}, an expert that one rank has, is called by other code than that of the module whose "
                 "experts ranks share: the others have nothing of it. Call that module, or keep it whole, "
-                'weft.set_tensor_parallelism(module, False), or write "experts": "parts"'
+                'weft.set_tensor_parallelism(module, False), or write "experts": "expert_tensor_parallel"'
             )
         with stream_of_part(self.shard_group, self.held.draws):
             if self.held.rank == self.shard_group.rank and not self.turn.without:

@@ -95,7 +95,7 @@ def find_experts(
         size: How many ranks axis ``tp`` has.
         owners: For each parameter, by its id, the modules that have it.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
-        share: How ranks share experts: ``parts`` of every one, ``ranks``: some each, ``auto``: parts if these add up.
+        share: How ranks hold experts, as the setting ``experts``; ``auto``: a shard of every one if their sums agree.
         inside: Modules that are split already, as parts of others.
         cut: Linears that are split in pairs.
         leaking: Modules out of which tensors get by another way than their result.
@@ -205,12 +205,15 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -
     by_part = partial(_by_part, module, tries, size)
     by_rank = partial(_by_rank, module, tries, experts, size)
     reasons: list[str] = []
-    for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
+    ways = {
+        "expert_tensor_parallel": [by_part], "expert_parallel": [by_rank, by_part], "auto": [by_part, by_rank],
+    }  # fmt: skip
+    for way in ways[share]:
         outcome = way()
         if isinstance(outcome, Linear):
             return outcome, reasons[0] if reasons else ""
         reasons.append(outcome)
-    return None, reasons[-1] if share == "ranks" else reasons[0]
+    return None, reasons[-1] if share == "expert_parallel" else reasons[0]
 
 
 def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
