@@ -175,16 +175,12 @@ def has_delayed(root: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*root.parameters(), *root.buffers()))
 
 
-def _all_of_it(made: Tensor, parameter: Tensor) -> Tensor:
-    return made
-
-
 def materialise(
     root: nn.Module,
     keep: Callable[[str], bool],
     device: torch.device,
     streams: Streams,
-    part: Callable[[Tensor, Tensor], Tensor] = _all_of_it,
+    part: Callable[[Tensor, Tensor], Tensor] = lambda made, parameter: made,
 ) -> None:
     """Make the parameters and buffers for whose name ``keep`` holds; the others get no memory.
 

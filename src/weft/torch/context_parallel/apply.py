@@ -208,7 +208,11 @@ def cut_sequences(
     missing = sorted(sequences.regions.keys() - modules.keys())
     if missing:
         raise UsageError(f"these parts of sequences do not belong to this model: it has no {missing[0]}")
-    regions = {name: dim for name, dim in sequences.regions.items() if not _is_region(modules[name])}
+    regions = {
+        name: dim
+        for name, dim in sequences.regions.items()
+        if not isinstance(modules[name].__dict__.get("forward"), Region)
+    }
     if not regions:
         return None
     take_plain_as_replicated()
@@ -228,7 +232,3 @@ def cut_sequences(
             modules[name], dim, name in sequences.kept, shard_group, active, name in units
         )
     return shard_group
-
-
-def _is_region(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("forward"), Region)

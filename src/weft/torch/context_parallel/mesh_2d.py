@@ -268,10 +268,6 @@ def apart(shard_group: TensorAndContext, func: Any, args: Any, kwargs: Any) -> A
     return replace(result, both, attributes=False)
 
 
-def _last(tensor: DTensor) -> bool:
-    return tensor.placements[1].is_shard(tensor.ndim - 1)
-
-
 class HeadsAndPositions(Positions):
     """Answers for sharded tensors along both."""
 
@@ -297,7 +293,11 @@ class HeadsAndPositions(Positions):
         plain = [
             each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.requires_grad
         ]
-        if len(plain) > len(found) and func not in self.rules and any(_last(each) for each in found):
+        if (
+            len(plain) > len(found)
+            and func not in self.rules
+            and any(each.placements[1].is_shard(each.ndim - 1) for each in found)
+        ):
             raise Unsplittable("takes weights for each feature")
         return super().on_shards(func, types, args, kwargs)
 

@@ -263,7 +263,7 @@ class PlacedTensors:
         for tensor, value in reversed(values):
             if tensor._weft_owner is not None:  # type: ignore[attr-defined]
                 return value.owner
-        return max(values, key=_number)[1].owner
+        return max(values, key=lambda pair: pair[1].number)[1].owner
 
     def take_memory(
         self, tensor: Tensor, value: Value, replicated: bool, actual: Tensor | None, module: str
@@ -324,10 +324,6 @@ class PlacedTensors:
         self._adopted.clear()
         self._taken.clear()
         self.batch.runs = False
-
-
-def _number(pair: tuple[Tensor, Value]) -> int:
-    return pair[1].number
 
 
 def span_of(tensor: Tensor) -> tuple[int, int] | None:

@@ -312,11 +312,7 @@ def next_node_number() -> int:
 
 def number_of(node: Any) -> int:
     """The node's number, see :func:`next_node_number`; `LEAF_NUMBER` or more for the nodes of leaves."""
-    return int(getattr(node, "_sequence_nr", _leaf_number)())
-
-
-def _leaf_number() -> int:
-    return LEAF_NUMBER
+    return int(getattr(node, "_sequence_nr", lambda: LEAF_NUMBER)())
 
 
 LEAF_NUMBER = 1 << 62

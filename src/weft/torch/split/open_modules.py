@@ -111,17 +111,12 @@ def _larger(tree: Tree, part: float) -> set[str]:
         if name
         and tree.openable(name)
         and not tree.writes(name)
-        and (_weight(tree, name) > part * total or tree.must_open(name))
+        and (sum(map(_weight_of, tree.subtree(name))) > part * total or tree.must_open(name))
     }
 
 
 def _weight_of(record: Record) -> float:
     return record.forward_s + record.backward_s
-
-
-def _weight(tree: Tree, name: str) -> float:
-    """Time of a module's subtree; modules without measured time weigh by their parameters through grain 0."""
-    return sum(_weight_of(record) for record in tree.subtree(name))
 
 
 def _candidates(tree: Tree, choice: Choice) -> list[str]:
