@@ -195,7 +195,7 @@ def experts_that_the_run_did_not_need() -> None:
 
     alone = copy.deepcopy(net)
     prefer(-100.0)
-    splits = in_parts(net, lambda: net(**batch), "parts")
+    splits = in_parts(net, lambda: net(**batch), "expert_tensor_parallel")
     assert {f"net.layers.{n}" for n in ("0.experts.3.0", "1.experts.expert_3.2")} <= splits.linears().keys()
     assert "net.layers.0.experts.3" in [region.name for region in splits.regions]
     prefer(100.0)
