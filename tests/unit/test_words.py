@@ -24,7 +24,7 @@ NAMES = {
 The field says all-reduce, all-gather, shard, full tensor, sharding group, queue, channel, zigzag, placeholder."""
 
 TEXTS = {
-    "put together": 0, "in parts": 5, "added up": 33, "handed out": 0, "dealt": 1, "stand-in": 2, "sharers": 0,
+    "put together": 0, "in parts": 5, "added up": 33, "handed out": 0, "dealt": 1, "stand-in": 1, "sharers": 0,
     "copies of the model": 3, "copies of a model": 1, "deciding rank": 1, "whole tensors?": 4, "foreign": 0,
 }  # fmt: skip
 """The same of words in texts: docstrings, comments, log lines, errors, pages of the documentation."""

@@ -48,9 +48,6 @@ def check_same_call(job: Job, call: str, tag: str | None) -> None:
         job.monitor.note("", job.steps)
 
 
-come_together = check_same_call
-
-
 def gather_faults(ranks: Ranks, faults_here: list[str]) -> list[str]:
     """The faults that any rank has found, on every rank, each once."""
     texts = ranks.gather(json.dumps(faults_here))

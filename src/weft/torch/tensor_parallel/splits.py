@@ -184,7 +184,7 @@ class Splits:
             raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
 
     def warning(self, model: str) -> str:
-        """What to say of a model that every rank has whole all the same; empty where some weight is sharded.
+        """The warning about a model that every rank has whole all the same; empty where some weight is sharded.
 
         >>> Splits(2, (), {"head": "3 results do not divide by 2"}).warning("Net")
         'tensor_parallel_degree is 2, but no weight of Net is sharded, and every rank computes all of it: head stays \
