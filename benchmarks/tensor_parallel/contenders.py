@@ -114,7 +114,9 @@ class WeftInParts(Weft):
         from weft.torch.tensor_parallel import full_tensor
 
         named = super().held_parameters()
-        return _as_parameters({name: full_tensor(p, p.grad) for name, p in named.items() if p.grad is not None})
+        return _as_parameters(
+            {name: full_tensor(p, p.grad) for name, p in named.items() if p.grad is not None}
+        )
 
 
 def _whole(grad: Any) -> Tensor:
