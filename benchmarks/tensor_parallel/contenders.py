@@ -111,10 +111,12 @@ class WeftInParts(Weft):
         super().step(ids.chunk(self.replicas)[own], targets.chunk(self.replicas)[own])
 
     def held_parameters(self) -> dict[str, nn.Parameter]:
-        from weft.torch.tensor_parallel import whole
+        from weft.torch.tensor_parallel import full_tensor
 
         named = super().held_parameters()
-        return _as_parameters({name: whole(p, p.grad) for name, p in named.items() if p.grad is not None})
+        return _as_parameters(
+            {name: full_tensor(p, p.grad) for name, p in named.items() if p.grad is not None}
+        )
 
 
 def _whole(grad: Any) -> Tensor:

@@ -1,11 +1,12 @@
-"""What a setting may be: kinds of values, each with the name of its type and a text that says what is allowed."""
+"""Checks of settings: kinds of values, each with the name of its type and a text that says what is allowed."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from weft.untrusted import MOST_RANKS
 
@@ -80,16 +81,30 @@ class Flag:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few words."""
+    """One of a few words.
+
+    Attributes:
+        words: The words that are shown.
+        second_names: Other names that are taken, and the word that each means.
+    """
 
     words: tuple[str, ...]
+    second_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return " | ".join(f'"{word}"' for word in self.words)
 
     def accepts(self, value: object) -> bool:
-        return isinstance(value, str) and value in self.words
+        return isinstance(value, str) and self.word_of(value) in self.words
+
+    def word_of(self, value: str) -> str:
+        """The word that a name means; other texts as they are.
+
+        >>> Choice(("whole", "half"), {"full": "whole"}).word_of("full")
+        'whole'
+        """
+        return self.second_names.get(value, value)
 
     def __str__(self) -> str:
         return "one of " + ", ".join(f'"{word}"' for word in self.words)
@@ -110,7 +125,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Steps:
-    """Which steps: `all`, or some of `first 20`, `every 10`, `100-200` and `outliers`, with commas between them."""
+    """Steps of a run: `all`, or some of `first 20`, `every 10`, `100-200` and `outliers`, with commas between them."""
 
     name = "str"
 

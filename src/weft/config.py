@@ -43,10 +43,10 @@ class Schedule(Choice):
     """The name of a schedule, or one of its second names."""
 
     def __init__(self) -> None:
-        super().__init__(tuple(KINDS))
+        super().__init__(tuple(KINDS), SECOND_NAMES)
 
-    def accepts(self, value: object) -> bool:
-        return isinstance(value, str) and named(value) in KINDS
+    def word_of(self, value: str) -> str:
+        return named(value)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Settings:
         Number(0),
         "GiB that a rank may take, for `auto` and `list`; 0: what its GPU has, any amount on a CPU",
     )
-    schedule_file: str = _setting("", Text(), "the CSV file of `file`; the deciding rank reads it")
+    schedule_file: str = _setting("", Text(), "the CSV file of `file`; the first rank reads it")
     chunks: int = _setting(2, Whole(2), "how many stages a rank has with `interleaved_1f1b` and `looped_bfs`")
     optimize: Literal["auto", "memory", "speed"] = _setting(
         "auto",
@@ -141,12 +141,15 @@ class Settings:
         Flag(),
         "between sharded layers, each rank has some of the tokens only, see docs/tensor-parallel.md",
     )
-    experts: Literal["auto", "ranks", "parts"] = _setting(
+    experts: Literal["auto", "expert_parallel", "expert_tensor_parallel"] = _setting(
         "auto",
-        Choice(("auto", "ranks", "parts")),
-        "how tensor-parallel ranks hold the experts of a mixture. ranks: each has some of them (expert parallelism); "
-        "parts: each has a shard of every one; auto: ranks for experts that are modules, parts for those that are one "
-        "weight",
+        Choice(
+            ("auto", "expert_parallel", "expert_tensor_parallel"),
+            {"ranks": "expert_parallel", "parts": "expert_tensor_parallel"},
+        ),
+        "how tensor-parallel ranks hold the experts of a mixture. expert_parallel: each has some of them; "
+        "expert_tensor_parallel: each has a shard of every one; auto: the first for experts that are modules, the "
+        "second for those that are one weight",
     )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
@@ -167,12 +170,12 @@ class Settings:
         Choice(("first", "always")),
         "compare all values that ranks are fed in the first step, or in every one (shapes: always)",
     )
-    inputs: Literal["equal", "first", "any", "apart"] = _setting(
+    inputs: Literal["equal", "first", "any", "per_rank"] = _setting(
         "equal",
-        Choice(("equal", "first", "any", "apart")),
+        Choice(("equal", "first", "any", "per_rank"), {"apart": "per_rank"}),
         "whose batch a step gets. equal: each rank its own, other values are an error; first: the first rank's; any: "
-        "the first rank's, if batches differ in step 1; apart: each tensor-parallel rank reads its own samples, and a "
-        "step trains on all of them",
+        "the first rank's, if batches differ in step 1; per_rank: each tensor-parallel rank reads its own samples, "
+        "and a step trains on all of them",
     )
     verify: Literal["losses", "gradients", "off"] = _setting(
         "losses",
@@ -205,7 +208,7 @@ class Settings:
 
     @property
     def tp_size(self) -> int:
-        """How many ranks axis `tp` has: they split weights, or share sequences."""
+        """The number of ranks on axis `tp`: they split weights, or share sequences."""
         return self.tensor_parallel_degree * self.context_parallel_degree
 
     @property
@@ -402,7 +405,7 @@ def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dic
 
 
 def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """What is wrong with the values, each for itself and together."""
+    """Faults of the values, each for itself and together."""
     faults = []
     for setting in fields(Settings):
         check: Check = setting.metadata["check"]
@@ -466,16 +469,16 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
 
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
-    "tensor_parallel_degree": {"inputs": ["equal", "apart"]},
+    "tensor_parallel_degree": {"inputs": ["equal", "per_rank"]},
     "context_parallel_degree": {
-        "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "apart"],
+        "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "per_rank"],
     },
 }  # fmt: skip
 """What other settings must be where a degree is above 1."""
 
 
 def _advice(setting: Field[Any], value: object) -> str:
-    """What to type instead: what the text meant, if that can be told, or else the default."""
+    """The value to type instead: what the text meant, if that can be told, or else the default."""
     check: Check = setting.metadata["check"]
     if setting.name == "tensor_parallel_degree" and value == "auto":
         return (
@@ -491,11 +494,9 @@ def _advice(setting: Field[Any], value: object) -> str:
 
 
 def _meant(text: str, check: Check) -> object:
-    if isinstance(check, Schedule):
-        found = difflib.get_close_matches(text.lower(), [*check.words, *SECOND_NAMES], n=1)
-        return named(found[0]) if found else None
     if isinstance(check, Choice):
-        return next(iter(difflib.get_close_matches(text, check.words, n=1)), None)
+        found = difflib.get_close_matches(text, [*check.words, *check.second_names], n=1)
+        return check.word_of(found[0]) if found else None
     try:
         return parse_json(text)
     except FormatError:
@@ -506,7 +507,12 @@ def _meant(text: str, check: Check) -> object:
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by name: defaults filled in, open values derived, numbers of the declared type."""
     result = {setting.name: values.get(setting.name, setting.default) for setting in fields(Settings)}
-    result["pipeline"] = named(result["pipeline"])
+    for setting in fields(Settings):
+        check: Check = setting.metadata["check"]
+        if isinstance(check, Choice):
+            result[setting.name] = check.word_of(result[setting.name])
+        elif isinstance(check, Number) and result[setting.name] is not None:
+            result[setting.name] = float(result[setting.name])
     if result["memory_weight"] is not None and result["optimize"] == "auto":
         result["optimize"] = "memory" if result["memory_weight"] >= 0.5 else "speed"
     if result["memory_weight"] is None:
@@ -514,9 +520,6 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
         result["memory_weight"] = 0.0 if KINDS[result["pipeline"]].timed else balanced
     if result["active_microbatches"] is None:
         result["active_microbatches"] = result["partitions"] + 2
-    for setting in fields(Settings):
-        if isinstance(setting.metadata["check"], Number):
-            result[setting.name] = float(result[setting.name])
     return result
 
 

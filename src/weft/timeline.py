@@ -1,4 +1,4 @@
-"""What ran when, on which rank: recorded and simulated timelines are of one type."""
+"""Spans of all ranks: recorded and simulated timelines are of one type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Span:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Its length in seconds."""
         return self.end_s - self.start_s
 
 
@@ -118,7 +118,7 @@ class Timeline:
         return Timeline(span for span in self.spans if span.step == step)
 
     def busy_s(self, rank: int) -> float:
-        """How long the rank worked (F, B, I, W); overlapping spans count once."""
+        """The seconds that the rank worked (F, B, I, W); overlapping spans count once."""
         busy, reached = 0.0, float("-inf")
         for span in self.of_rank(rank):
             if span.kind in WORK and span.end_s > reached:

@@ -1,4 +1,4 @@
-"""What weft did not make itself: texts, files and numbers, none of which is believed before it was looked at.
+"""Input that weft did not make itself: texts, files and numbers, none of which is believed before it was looked at.
 
     translated    the one boundary: whatever goes wrong inside becomes one of weft's own errors, in one sentence
     read_text     a file's text, of limited size
@@ -136,7 +136,7 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
 
 
 def read_file(path: str | Path, parse: Callable[[str], T]) -> T:
-    """What ``parse`` makes of the text of a file.
+    """The value that ``parse`` makes of the text of a file.
 
     Raises:
         FormatError: The file cannot be read, or ``parse`` refuses its text; the error names the file.

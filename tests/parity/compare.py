@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 
 TOLERANCE = 3e-5 if torch.cuda.is_available() else 1e-5
 """A GPU adds up the gradients of convolutions in another order each time."""
@@ -85,14 +85,14 @@ def copies(named: Iterable[tuple[str, Tensor]], names: Mapping[str, str] | None 
     """Detached copies by name, without the prefix of a wrapper and under one name for each shared tensor."""
     names = names or {}
     plain = ((name.removeprefix("module."), value) for name, value in named)
-    return {names.get(name, name): whole(value).detach().clone() for name, value in plain}
+    return {names.get(name, name): full_tensor(value).detach().clone() for name, value in plain}
 
 
 def gradients(named: Iterable[tuple[str, nn.Parameter]], names: Mapping[str, str] | None = None) -> Named:
     """Copies of the gradients, of all of a parameter that ranks have parts of; None stays None."""
     names = names or {}
     plain = ((name.removeprefix("module."), p) for name, p in named)
-    return {names.get(n, n): None if p.grad is None else whole(p.grad, p).clone() for n, p in plain}
+    return {names.get(n, n): None if p.grad is None else full_tensor(p.grad, p).clone() for n, p in plain}
 
 
 def first_names(net: nn.Module) -> dict[str, str]:

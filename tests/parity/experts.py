@@ -58,7 +58,9 @@ class Job(in_parts.Job):
 
     def __init__(self, net: nn.Module | None = None, **settings: Any) -> None:
         gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 2, "experts": "ranks", **settings})
+        weft.init(
+            {"partitions": given.partitions, "microbatches": 2, "experts": "expert_parallel", **settings}
+        )
         net = net or network()
         self.alone = copy.deepcopy(net)
         self.model = weft.DistributedModel(net)
@@ -148,7 +150,7 @@ def saves_go_to_other_layouts() -> None:
     """The first layout saves, and trains on; all others go on from there as it did, also with experts in parts."""
     folder = given.folder / "saves"
     first = not (folder / "newest").exists()
-    for experts in ("ranks",) if first else ("ranks", "parts"):
+    for experts in ("expert_parallel",) if first else ("expert_parallel", "expert_tensor_parallel"):
         job = Job(experts=experts)
         if first:
             job.train(2)
@@ -192,7 +194,7 @@ def chance_is_the_same_outside_of_experts() -> None:
 
 @CHECKS.check
 def weights_made_late_are_shared_out() -> None:
-    weft.init({"partitions": given.partitions, "microbatches": 2, "experts": "ranks"})
+    weft.init({"partitions": given.partitions, "microbatches": 2, "experts": "expert_parallel"})
     nets = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -240,7 +242,7 @@ def what_gets_out_otherwise_keeps_experts_in_parts() -> None:
     assert job.by_rank() == []
     job.compare()
     reasons = set(job.splits().mixtures.values())
-    assert reasons == {"not split by its experts: tensors get out of it by another way than its result"}
+    assert reasons == {"not expert-parallel: tensors get out of it by another way than its result"}
 
 
 def equal_on_ranks(job: Job) -> None:
@@ -384,7 +386,7 @@ class Keeping(nn.Module):
 
 @CHECKS.check
 def what_experts_of_one_weight_keep_is_whole() -> None:
-    for how in ("ranks", "parts"):
+    for how in ("expert_parallel", "expert_tensor_parallel"):
         torch.manual_seed(0)
         job = Job(Keeping(), verify="gradients", experts=how)
         job.train(1)

@@ -98,7 +98,7 @@ def few_layers_are_whole_at_once() -> None:
         units = job.model.shared.units
         alive: dict[int, int] = {}
         most = [0, 0]
-        gathered, summed = units._gather, units.add_up
+        gathered, summed = units._gather, units.reduce_scatter
 
         def gather(layer: Any, alive: Any = alive, most: Any = most, gathered: Any = gathered) -> None:
             gathered(layer)
@@ -109,12 +109,12 @@ def few_layers_are_whole_at_once() -> None:
                 weakref.finalize(storage, alive.pop, key, None)
             most[0] = max(most[0], sum(alive.values()))
 
-        def add_up(layer: Any, units: Any = units, most: Any = most, summed: Any = summed) -> None:
+        def reduce_scatter(layer: Any, units: Any = units, most: Any = most, summed: Any = summed) -> None:
             parameters = [weight.parameter for each in units.layers for weight in each.weights]
             most[1] = max(most[1], sum(p.grad.nbytes for p in parameters if p.grad is not None))
             summed(layer)
 
-        units._gather, units.add_up = gather, add_up
+        units._gather, units.reduce_scatter = gather, reduce_scatter
         job.train(1)
         sizes = [sum(4 * math.prod(w.how.shape) for w in layer.weights) for layer in units.layers]
         assert 0 < most[0] <= 2 * max(sizes) < 0.5 * sum(sizes), (most, sizes)

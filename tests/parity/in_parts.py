@@ -23,7 +23,7 @@ from tests.parity.tensor_parallel_models import WIDTH as WIDE
 from tests.parity.tensor_parallel_models import Routed, Stacked
 from weft.errors import DivergenceError, PeerError, UsageError
 from weft.torch.delayed_parameters import materialise
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session import current
 from weft.torch.tensor_parallel import axes_of, is_cut
 
@@ -176,8 +176,10 @@ def linears_are_cut_as_the_script_says() -> None:
         assert 3 <= len(mine) <= 10
         job.compare()
         notes = job.model.plan.tensors["notes"]
-        assert notes["1.inner"] == "as the script says, put together"
-        assert notes["3.outer"].startswith("as the script says" + ", results by tokens" * sequence)
+        assert notes["1.inner"] == "as the script says, all-gathered"
+        assert notes["3.outer"].startswith(
+            "as the script says" + ", reduce-scattered along tokens" * sequence
+        )
     folder = given.folder / "by_hand"
     weft.save_checkpoint(folder, "three", model=job.model, optimizer=job.optimizer)
     state = copy.deepcopy(job.model.state_dict())
@@ -278,7 +280,7 @@ def other_batches_are_an_error() -> None:
 
 @CHECKS.check
 def ranks_bring_samples_of_their_own() -> None:
-    job = Job(inputs="apart")
+    job = Job(inputs="per_rank")
     for number in range(2):
         job.optimizer.zero_grad()
         mine = batch(number).chunk(weft.dp_size())[weft.dp_rank()]
@@ -472,7 +474,7 @@ def vocabularies_are_cut() -> None:
         assert all(each == rows for each in found) and (found or given.partitions > 1), (found, rows)
         for name, parameter in mine.items():
             expected = job.alone.get_parameter(name.removeprefix("module.")).grad
-            torch.testing.assert_close(whole(parameter.grad, parameter), expected, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(full_tensor(parameter.grad, parameter), expected, rtol=1e-4, atol=1e-7)
 
 
 @CHECKS.check
@@ -770,7 +772,10 @@ def whole_gradients_come_from_all_ranks() -> None:
     alone = dict(job.alone.named_parameters())
     for name, parameter in job.model.local_named_parameters():
         torch.testing.assert_close(
-            whole(parameter.grad, parameter), alone[name.removeprefix("module.")].grad, rtol=1e-4, atol=1e-7
+            full_tensor(parameter.grad, parameter),
+            alone[name.removeprefix("module.")].grad,
+            rtol=1e-4,
+            atol=1e-7,
         )
 
 

@@ -26,7 +26,7 @@ from weft.reduce.collective import Collective, Direct, Work
 from weft.reduce.compression import make
 from weft.reduce.exchange import Exchange, GroupExchange
 from weft.reduce.hierarchical import Hierarchical
-from weft.reduce.shard_collectives import Parts
+from weft.reduce.shard_collectives import ShardCollectives
 from weft.reduce.shared import HostMemory, SharedMemory
 
 CHECKS = Checks()
@@ -107,12 +107,12 @@ def collectives() -> dict[str, Collective]:
 
 @CHECKS.check
 def tensors_in_parts() -> None:
-    """Sums, parts of sums, and parts put together: in memory that ranks share, and by the group's own collectives."""
+    """Sums, parts of sums, and parts all-gathered: in memory that ranks share, and by the group's own collectives."""
     everyone, size = world(), ranks()
-    ways = [Parts(everyone), Parts.connect(everyone, device())]
+    ways = [ShardCollectives(everyone), ShardCollectives.connect(everyone, device())]
     assert (ways[1].memory is not None) == (device().type == "cpu")
     if device().type == "cpu":  # several rounds
-        ways.append(Parts(everyone, HostMemory.connect(everyone, slot_bytes=4096)))
+        ways.append(ShardCollectives(everyone, HostMemory.connect(everyone, slot_bytes=4096)))
     shapes = [
         ((3, 4, 5), 1),
         ((4,), 0),
@@ -131,14 +131,14 @@ def tensors_in_parts() -> None:
             mine = total.chunk(size, dim)[dist.get_rank()]
             for way in ways:
                 given = every[dist.get_rank()].clone()
-                found = way.add_up_parts(given, dim)
+                found = way.reduce_scatter(given, dim)
                 assert torch.equal(found, mine) and not found._is_view(), (shape, dtype)
                 assert torch.equal(given, every[dist.get_rank()]), "what was given has changed"
                 turned = given.transpose(0, -1).contiguous().transpose(0, -1)
-                assert torch.equal(way.add_up_parts(turned, dim), mine), (shape, dtype)
-                whole = way.together(mine, dim)
+                assert torch.equal(way.reduce_scatter(turned, dim), mine), (shape, dtype)
+                whole = way.all_gather(mine, dim)
                 assert torch.equal(whole, total) and whole.is_contiguous(), (shape, dtype)
-                way.add_up(given)
+                way.all_reduce(given)
                 assert torch.equal(given, total), (shape, dtype)
     for way in ways:
         way.close()
@@ -353,12 +353,12 @@ def lanes() -> None:
     if two_hosts():
         collective = choose(world(), "hierarchical", hosts=two_hosts()[0], device=device())
     for spec in ("int8", "fp16", "topk:ratio=0.5", None):
-        lane = AllReduceQueue(collective, make(spec) if spec else None)
+        queue = AllReduceQueue(collective, make(spec) if spec else None)
         sizes = [2_400_001, 5, 600_001]
         given = [values(numel, salt=numel) for numel in sizes]
         for _ in range(2):
-            flats = [own(rows).mul_(lane.scale) for rows in given]
-            works = [lane.launch(number, flat) for number, flat in enumerate(flats)]
+            flats = [own(rows).mul_(queue.scale) for rows in given]
+            works = [queue.launch(number, flat) for number, flat in enumerate(flats)]
             for work in works:  # all, because what follows uses the same group
                 work.wait()
             for flat, rows in zip(flats, given, strict=True):

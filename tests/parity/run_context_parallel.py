@@ -56,17 +56,17 @@ def in_a_step() -> Iterator[None]:
 @contextmanager
 def counted(calls: list[str]) -> Iterator[None]:
     """Inside, functions are noted that need the heads of other ranks."""
-    before = HeadsAndPositions.with_whole
+    before = HeadsAndPositions.on_full_tensors
 
     def gather(answers: Any, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
         calls.append(f"{func.__name__}: {reason}")
         return before(answers, func, args, kwargs, reason)
 
-    HeadsAndPositions.with_whole = gather  # type: ignore[method-assign]
+    HeadsAndPositions.on_full_tensors = gather  # type: ignore[method-assign]
     try:
         yield
     finally:
-        HeadsAndPositions.with_whole = before  # type: ignore[method-assign]
+        HeadsAndPositions.on_full_tensors = before  # type: ignore[method-assign]
 
 
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:

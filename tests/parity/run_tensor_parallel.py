@@ -71,7 +71,7 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
         expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
     except Exception as broken:
         raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
-    splits = found(net, case, ranks, "ranks" if name.endswith(BY_RANK) else "auto")
+    splits = found(net, case, ranks, "expert_parallel" if name.endswith(BY_RANK) else "auto")
     optimizer = case.optimizer_for(net.parameters())
     names = [
         f"{name}.{own}"

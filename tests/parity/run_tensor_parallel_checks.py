@@ -17,7 +17,7 @@ from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import OWN, WIDTH, Mixture
 from tests.parity.zoo import CASES
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Linear, Region, Splits, cut, find, is_cut, split, whole
+from weft.torch.tensor_parallel import Linear, Region, Splits, cut, find, full_tensor, is_cut, split
 
 CHECKS = Checks()
 CPU = torch.device("cpu")
@@ -171,11 +171,11 @@ def states() -> None:
         optimizer.step()
     for name, parameter in net.named_parameters():
         other = alone.get_parameter(name)
-        assert torch.equal(cut(whole(parameter), parameter), parameter)
-        torch.testing.assert_close(whole(parameter, parameter.grad), other.grad, atol=1e-6, rtol=1e-4)
+        assert torch.equal(cut(full_tensor(parameter), parameter), parameter)
+        torch.testing.assert_close(full_tensor(parameter, parameter.grad), other.grad, atol=1e-6, rtol=1e-4)
         for key, value in optimizers[1].state[parameter].items():
             expected = optimizers[0].state[other][key]
-            torch.testing.assert_close(whole(parameter, value), expected, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(full_tensor(parameter, value), expected, atol=1e-6, rtol=1e-4)
     weight = net.get_parameter("net.layers.0.q.weight")
     with pytest.raises(UsageError, match=r"shape \(3, 3\) cannot be cut .* whole has shape \(32, 32\)"):
         cut(torch.zeros(3, 3), weight)
@@ -195,7 +195,7 @@ def experts_that_the_run_did_not_need() -> None:
 
     alone = copy.deepcopy(net)
     prefer(-100.0)
-    splits = in_parts(net, lambda: net(**batch), "parts")
+    splits = in_parts(net, lambda: net(**batch), "expert_tensor_parallel")
     assert {f"net.layers.{n}" for n in ("0.experts.3.0", "1.experts.expert_3.2")} <= splits.linears().keys()
     assert "net.layers.0.experts.3" in [region.name for region in splits.regions]
     prefer(100.0)
@@ -207,7 +207,7 @@ def experts_that_the_run_did_not_need() -> None:
         expected = alone.get_parameter(name).grad
         assert (parameter.grad is None) == (expected is None)
         if parameter.grad is not None:
-            torch.testing.assert_close(whole(parameter, parameter.grad), expected, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(full_tensor(parameter, parameter.grad), expected, atol=1e-6, rtol=1e-4)
     assert net.get_parameter("net.layers.0.experts.3.2.weight").grad is not None
 
 

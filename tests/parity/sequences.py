@@ -198,7 +198,7 @@ def sequences_that_are_too_short_are_whole() -> None:
 
 @CHECKS.check
 def ranks_bring_samples_of_their_own() -> None:
-    job = Job(inputs="apart")
+    job = Job(inputs="per_rank")
     for number in range(2):
         job.optimizer.zero_grad()
         job.step(job.model, job.batch(number).chunk(weft.dp_size())[weft.dp_rank()])
@@ -257,8 +257,10 @@ class Sent:
 
     def __enter__(self) -> Sent:
         self.bytes: dict[str, float] = {}
-        self._before = {name: getattr(ShardGroup, name) for name in ("gather", "add_up", "add_up_parts")}
-        for name, rounds in (("gather", 0), ("add_up", 2), ("add_up_parts", 1)):
+        self._before = {
+            name: getattr(ShardGroup, name) for name in ("gather", "all_reduce", "reduce_scatter")
+        }
+        for name, rounds in (("gather", 0), ("all_reduce", 2), ("reduce_scatter", 1)):
             setattr(ShardGroup, name, self._counting(name, rounds))
         return self
 
@@ -319,9 +321,9 @@ def what_is_done_between_layers_is_what_one_process_does() -> None:
     job.compare()
     sequences = Sequences.from_record(job.model.plan.sequences)
     assert sequences.kept == ("layers.2", "layers.3", "head"), sequences.text()
-    assert sequences.notes["layers.0"] == "put together: add writes into it"
-    assert sequences.notes["layers.1"] == "put together: register_hook writes into it"
-    assert sequences.notes["layers.2"] == "kept in parts, put together for flip, mean"
+    assert sequences.notes["layers.0"] == "all-gathered: add writes into it"
+    assert sequences.notes["layers.1"] == "all-gathered: register_hook writes into it"
+    assert sequences.notes["layers.2"] == "kept sharded, all-gathered for flip, mean"
 
     @weft.step
     def scores_of(model: nn.Module, words: Tensor) -> Tensor:
@@ -357,18 +359,18 @@ def whole_tensors_beside_parts_cost_nothing() -> None:
         return words
 
     gathered: list[str] = []
-    before = Functions.with_whole
+    before = Functions.on_full_tensors
 
     def counting(functions: Functions, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
         gathered.append(f"{func} {reason!r}")
         return before(functions, func, args, kwargs, reason)
 
-    Functions.with_whole = counting  # type: ignore[method-assign]
+    Functions.on_full_tensors = counting  # type: ignore[method-assign]
     try:
         job = Job(net=net, lengths=(8, 7), verify="off")
         job.train(2)
     finally:
-        Functions.with_whole = before  # type: ignore[method-assign]
+        Functions.on_full_tensors = before  # type: ignore[method-assign]
     assert not gathered, gathered
     job.train_alone(2)
     job.compare()

@@ -26,8 +26,8 @@ from tests.parity.together import told
 from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
+from weft.torch.replicas.full_tensors import full_tensor, is_sharded, share_of
 from weft.torch.replicas.sharding.fsdp import blocks
-from weft.torch.replicas.whole_tensors import is_sharded, share_of, whole
 
 CHECKS = Checks()
 STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05
@@ -125,7 +125,9 @@ class Job:
 
 
 def named(net: nn.Module) -> dict[str, Tensor]:
-    return {name.removeprefix("module."): whole(p.detach()).clone() for name, p in net.named_parameters()}
+    return {
+        name.removeprefix("module."): full_tensor(p.detach()).clone() for name, p in net.named_parameters()
+    }
 
 
 def close(group: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -166,7 +168,7 @@ def trains_as_one_process() -> None:
 
         def each(step: int, norm: float, job: Job = job) -> None:
             params = job.model.local_named_parameters()
-            mine = {n.removeprefix("module."): whole(p.grad) for n, p in params if p.grad is not None}
+            mine = {n.removeprefix("module."): full_tensor(p.grad) for n, p in params if p.grad is not None}
             close(f"gradients of step {step}", mine, expected[step][0])
             assert abs(norm - expected[step][1]) < 1e-5 * norm, (norm, expected[step][1])
 

@@ -22,7 +22,7 @@ from tests.parity.zoo import CASES
 from tests.parity.zoo.case import MICROBATCHES
 from weft.compat.modelparallel import interface as smp
 from weft.errors import UsageError
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.tensor_parallel import is_cut
 
 CHECKS = Checks()
@@ -140,7 +140,10 @@ class Job:
         alone = dict(self.alone.named_parameters())
         for name, parameter in self.model.local_named_parameters():
             if parameter.requires_grad:
-                found, expected = whole(parameter.grad, parameter), alone[name.removeprefix("module.")].grad
+                found, expected = (
+                    full_tensor(parameter.grad, parameter),
+                    alone[name.removeprefix("module.")].grad,
+                )
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
         torch.testing.assert_close(
             self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-6
@@ -194,7 +197,7 @@ def norms_are_those_of_the_whole_model() -> None:
     found = torch.nn.utils.clip_grad_norm_(job.model.module.blocks[3].parameters(), 0.001)
     if own:  # the block is here
         assert float(found) == pytest.approx(float(expected), rel=1e-4)
-        torch.testing.assert_close(whole(own[0].grad, own[0]), alone[0].grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(full_tensor(own[0].grad, own[0]), alone[0].grad, rtol=1e-4, atol=1e-7)
 
 
 @CHECKS.check

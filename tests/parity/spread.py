@@ -26,13 +26,13 @@ from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import Case
 from weft.errors import UsageError
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.shard_group import ShardGroup
-from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, Together, plain, spread
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensor_parallel.sharded_activations import AllGathered, ShardedActivation, plain, spread
+from weft.torch.tensors.shard_positions import ShardPositions
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -145,18 +145,20 @@ class Counted:
 
     def __enter__(self) -> Counted:
         self.sizes: list[int] = []
-        self._before = Together.forward
+        self._before = AllGathered.forward
 
-        def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
-            result = self._before(ctx, part, shard_group, along, places)
+        def forward(
+            ctx: Any, part: Tensor, shard_group: Any, along: int, positions: ShardPositions
+        ) -> Tensor:
+            result = self._before(ctx, part, shard_group, along, positions)
             self.sizes.append(result.shape[-1])
             return result
 
-        Together.forward = staticmethod(forward)  # type: ignore[method-assign]
+        AllGathered.forward = staticmethod(forward)  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        Together.forward = staticmethod(self._before)  # type: ignore[method-assign]
+        AllGathered.forward = staticmethod(self._before)  # type: ignore[method-assign]
 
 
 class Kept:
@@ -235,7 +237,7 @@ class Job:
             found.append([actual, expected])
             for name, parameter in self.model.local_named_parameters():
                 other = self.alone.get_parameter(name.removeprefix("module.")).grad
-                mine = None if parameter.grad is None else whole(parameter.grad, parameter)
+                mine = None if parameter.grad is None else full_tensor(parameter.grad, parameter)
                 torch.testing.assert_close(
                     mine, other, rtol=1e-4, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
                 )
@@ -263,7 +265,7 @@ def losses_inside_of_models_are_on_the_parts() -> None:
     for name in MODELS:
         job = of_case(CASES[name], verify="gradients")
         job.compare([CASES[name].batch(step) for step in range(STEPS)])
-        assert job.splits().notes["lm_head"] == "loss on the parts", job.splits().text()
+        assert job.splits().notes["lm_head"] == "loss on the shards", job.splits().text()
         with Counted() as counted:
             job.step(job.model, CASES[name].batch(9))
         assert job.alone.config.vocab_size not in counted.sizes, counted.sizes
@@ -275,7 +277,7 @@ def losses_in_steps_are_on_the_parts() -> None:
     for tied, loss in ((False, shifted), (True, capped)):
         job = Job(partial(words_model, tied), loss, verify="gradients")
         job.compare([words_batch(step) for step in range(STEPS)])
-        assert job.splits().notes["head"] == "loss on the parts", job.splits().text()
+        assert job.splits().notes["head"] == "loss on the shards", job.splits().text()
         with Counted() as counted:
             job.step(job.model, words_batch(9))
         assert WORDS not in counted.sizes, counted.sizes
@@ -285,10 +287,10 @@ def losses_in_steps_are_on_the_parts() -> None:
 def scores_that_are_asked_for_are_whole() -> None:
     """Returned, read by a metric, written through a view: always as in one process."""
     for loss, note in (
-        (with_scores, "loss on the parts"),
-        (with_metric, "loss on the parts, put together for argmax"),
-        (with_weights, "scores put together for softmax, amax"),
-        (with_a_write, "put together: masked_fill writes into it"),
+        (with_scores, "loss on the shards"),
+        (with_metric, "loss on the shards, all-gathered for argmax"),
+        (with_weights, "logits all-gathered for softmax, amax"),
+        (with_a_write, "all-gathered: masked_fill writes into it"),
     ):
         job = Job(partial(words_model, False), loss)
         job.compare([words_batch(step) for step in range(2)])
@@ -304,7 +306,9 @@ def tokens_are_in_parts_between_regions() -> None:
         job.compare([CASES[name].batch(step) for step in range(STEPS)])
         notes = job.splits().notes
         rows = [n for n, linear in job.splits().linears().items() if linear.kind == "row"]
-        assert rows and all(notes[row] == "results by tokens" for row in rows), job.splits().text()
+        assert rows and all(notes[row] == "reduce-scattered along tokens" for row in rows), (
+            job.splits().text()
+        )
         with Counted() as counted:
             job.step(job.model, CASES[name].batch(9))
         assert given.partitions > 1 or not counted.sizes, counted.sizes
@@ -319,7 +323,7 @@ def tokens_of_own_models_are_in_parts() -> None:
         job.compare([words_batch(step) for step in range(STEPS)])
         notes = job.splits().notes
         for name in ("blocks.0.outer", "embedding"):
-            assert notes[name].startswith("results by tokens"), job.splits().text()
+            assert notes[name].startswith("reduce-scattered along tokens"), job.splits().text()
 
 
 @CHECKS.check
@@ -327,7 +331,7 @@ def tokens_that_ranks_cannot_divide_are_whole() -> None:
     job = Job(partial(words_model, True), shifted, verify="gradients", sequence_parallel=True)
     batches = [{"words": words_batch(step)["words"][:, : LENGTH - 1]} for step in range(2)]
     job.compare([*batches, words_batch(2)])
-    note = f"results by tokens, whole where {weft.tp_size()} ranks cannot divide them ({LENGTH - 1} tokens)"
+    note = f"reduce-scattered along tokens, whole where {weft.tp_size()} ranks cannot divide them ({LENGTH - 1} tokens)"
     assert job.splits().notes["blocks.0.outer"] == note, job.splits().text()
 
 
@@ -466,9 +470,11 @@ ON_POSITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @CHECKS.check
 def functions_give_what_they_give_for_the_whole() -> None:
     ranks = shard_group()
-    ends = Places.dealt(6, 3) if ranks.size == 3 else Places.dealt(8, 2).taken(1, 7)
-    behind = {along: Places.behind(part_sizes(NUMBERS.shape[along], ranks.size)) for along in (1, 2)}
-    for along, places, functions in (
+    ends = ShardPositions.zigzag(6, 3) if ranks.size == 3 else ShardPositions.zigzag(8, 2).taken(1, 7)
+    behind = {
+        along: ShardPositions.contiguous(part_sizes(NUMBERS.shape[along], ranks.size)) for along in (1, 2)
+    }
+    for along, positions, functions in (
         (1, behind[1], ON_TOKENS | ON_POSITIONS), (1, ends, ON_TOKENS | ON_POSITIONS), (2, behind[2], ON_SCORES),
     ):  # fmt: skip
         for name, function in functions.items():
@@ -477,12 +483,12 @@ def functions_give_what_they_give_for_the_whole() -> None:
                 whole, weight = NUMBERS.clone().requires_grad_(), torch.linspace(0.5, 1.5, 7).requires_grad_()
                 given = whole * 1.5
                 if in_parts:
-                    given = spread(places.own(given, along, ranks.rank), ranks, along, places)
+                    given = spread(positions.own(given, along, ranks.rank), ranks, along, positions)
                 result = plain(function(given, weight))
                 seeds = torch.linspace(-1, 1, result.numel()).view(result.shape)
                 result.backward(seeds)
                 if in_parts:  # a part's gradient is that of its numbers, and zero for others
-                    whole.grad = ranks.add_up(whole.grad)
+                    whole.grad = ranks.all_reduce(whole.grad)
                 results.append([result.detach(), whole.grad, weight.grad])
             for one, other in zip(*results, strict=True):
                 if one is None:
@@ -496,17 +502,17 @@ def functions_give_what_they_give_for_the_whole() -> None:
 @CHECKS.check
 def losses_take_few_bytes_and_16_bits() -> None:
     ranks = shard_group()
-    places = Places.behind(part_sizes(7, ranks.size))
-    scores = spread(places.own(NUMBERS, -1, ranks.rank), ranks, -1, places)
+    positions = ShardPositions.contiguous(part_sizes(7, ranks.size))
+    scores = spread(positions.own(NUMBERS, -1, ranks.rank), ranks, -1, positions)
     with Counted() as counted:
         F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
-        ends = Places.behind(part_sizes(6, ranks.size))
+        ends = ShardPositions.contiguous(part_sizes(6, ranks.size))
         scores = spread(ends.own(NUMBERS, 1, ranks.rank), ranks, 1, ends)
         F.cross_entropy(scores[:, :-1].flatten(0, 1), CLASSES[:, 1:].flatten())
         (scores[:, 1:] - NUMBERS[:, 1:]).square().mean()
     assert not counted.sizes
     half = NUMBERS.bfloat16()
-    scores = spread(places.own(half, -1, ranks.rank), ranks, -1, places)
+    scores = spread(positions.own(half, -1, ranks.rank), ranks, -1, positions)
     expected = F.cross_entropy(half.flatten(0, 1), CLASSES.flatten())
     actual = F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
     assert actual.dtype == torch.bfloat16 and abs(actual - expected) < 0.02
@@ -520,9 +526,9 @@ def losses_take_few_bytes_and_16_bits() -> None:
 @CHECKS.check
 def what_parts_cannot_do_is_an_error() -> None:
     ranks = shard_group()
-    places = Places.behind(part_sizes(7, ranks.size))
-    part = places.own(NUMBERS.requires_grad_() * 1, -1, ranks.rank).contiguous()
-    scores = spread(part, ranks, -1, places)
+    positions = ShardPositions.contiguous(part_sizes(7, ranks.size))
+    part = positions.own(NUMBERS.requires_grad_() * 1, -1, ranks.rank).contiguous()
+    scores = spread(part, ranks, -1, positions)
     with pytest.raises(IndexError, match="none of the 7 classes"):
         F.cross_entropy(scores[0], torch.tensor([7, 0, 0, 0, 0, 0]))
     for asked in (

@@ -65,7 +65,7 @@ def test_a_rank_that_looks_alone_ends_the_job(rank: int) -> None:
     assert (
         "ranks that hold parts of the same weights run different programs: in the same place" in done.stderr
     )
-    assert "puts a tensor in parts together" in done.stderr
+    assert "all-gathers a sharded tensor" in done.stderr
 
 
 FAILS = """

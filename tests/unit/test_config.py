@@ -197,7 +197,7 @@ def test_digest_tells_settings_apart():
         ),
         (
             {"tensor_parallel_degree": 2, "inputs": "first"},
-            r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "apart", or',
+            r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "per_rank"',
         ),
         (
             {"sequence_parallel": True},
@@ -332,3 +332,20 @@ def test_settings_are_arguments_of_init_as_well():
     assert with_named(None, {"partitions": 2}) == {"partitions": 2} and with_named([], {}) == []
     with pytest.raises(ConfigError, match="partitions is given to init twice, with two values"):
         with_named({"partitions": 2}, {"partitions": 4})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"experts": "ranks"}, "expert_parallel"), ({"experts": "parts"}, "expert_tensor_parallel"),
+        ({"inputs": "apart"}, "per_rank"), ({"pipeline": "interleaved"}, "1f1b"), ({"pipeline": "GPipe"}, "gpipe"),
+    ],
+)  # fmt: skip
+def test_a_value_has_a_second_name(given: dict[str, str], meant: str):
+    (name,) = given
+    assert getattr(resolve(given, {}, 1), name) == getattr(resolve({name: meant}, {}, 1), name) == meant
+
+
+def test_a_misspelled_second_name_is_advised_as_what_it_means():
+    with pytest.raises(ConfigError, match='inputs is \'aprt\'.*write "inputs": "per_rank"'):
+        resolve({"inputs": "aprt"}, {}, 1)

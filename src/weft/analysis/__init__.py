@@ -1,4 +1,4 @@
-"""What a recorded run says about its speed: where each rank's time went, and what would be gained by which change.
+"""The speed of a recorded run: where each rank's time went, and what would be gained by which change.
 
 Pure: it takes a `Run` and knows neither files nor frameworks.
 """

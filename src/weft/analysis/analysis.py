@@ -31,7 +31,7 @@ SIMPLEST = "1f1b"
 
 
 class Analysis:
-    """What a run says.
+    """The findings of a recorded run, each computed when first read.
 
     Args:
         run: As it was recorded.
@@ -163,7 +163,7 @@ class Analysis:
 
     @cached_property
     def what_if(self) -> WhatIf:
-        """What a usual step would take with one thing changed."""
+        """The length of a usual step with one thing changed, for each change that applies."""
         return what_if(self, self.simulated, self.suggestion)
 
     @cached_property
@@ -181,7 +181,7 @@ class Analysis:
         return present.share(present.now.step_s - present.step(number).step_s, self.replay.step_s)
 
     def facts(self, rank: int) -> Facts:
-        """What a rank is; the least if it never said."""
+        """The facts of a rank; defaults if it never told them."""
         return self.run.facts.get(rank) or Facts(rank, len(self.ranks))
 
     def steps(self, rank: int) -> tuple[Step, ...]:

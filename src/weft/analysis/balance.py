@@ -1,4 +1,4 @@
-"""Which units to move so that the partitions, as they were measured, have equal work."""
+"""Units to move so that the partitions, as they were measured, have equal work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Move:
 
     @property
     def line(self) -> str:
-        """What to write for PyTorch, with `"auto_partition": False`; ``model`` is the script's own."""
+        """The line to write for PyTorch, with `"auto_partition": False`; ``model`` is the script's own."""
         return f'weft.set_partition(model.get_submodule("{self.unit}"), {self.target})'
 
 

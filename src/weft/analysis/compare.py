@@ -1,4 +1,4 @@
-"""What became faster or slower between two runs, and where it began."""
+"""The parts of a step that became faster or slower between two runs, and where that began."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Difference(NamedTuple):
 
     @property
     def more_s(self) -> float:
-        """What the new run takes longer."""
+        """The seconds that the new run takes longer; negative if it takes less."""
         return self.new_s - self.old_s
 
 
 class Setting(NamedTuple):
-    """What is set otherwise, or another version; None where a run did not say."""
+    """A setting or version that differs between the runs; None where a run did not say."""
 
     name: str
     old: object
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def change(self) -> float:
-        """What a step takes longer, as a share of the old one; negative if it is faster."""
+        """The growth of a step's time, as a share of the old one; negative if it is faster."""
         return self.step.more_s / self.step.old_s
 
     @property
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def compare(old: Analysis, new: Analysis) -> Comparison:
-    """What became faster or slower from one run to the other.
+    """The parts of a step that became faster or slower from one run to the other.
 
     Raises:
         UsageError: If one of them has no usual step.

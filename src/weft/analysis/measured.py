@@ -1,4 +1,4 @@
-"""What is computed from a run, as far as the changes need it, and which ranks have the same partition."""
+"""Costs and samples of a run, as far as the changes need them, and the ranks that have the same partition."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ def samples_of(analysis: Measured) -> float:
 
 
 def _sharers(analysis: Measured) -> int:
-    """How many ranks split the weights of a partition, or share its sequences."""
+    """The number of ranks that split the weights of a partition, or share its sequences."""
     degrees = [analysis.setting(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
     return math.prod(degree for degree in degrees if isinstance(degree, int))

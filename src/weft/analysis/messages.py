@@ -1,4 +1,4 @@
-"""Which send ended in which receive, and who waited for whom."""
+"""Messages: sends matched with receives, and the waits for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrivals(messages: Iterable[Message]) -> dict[int, dict[int, list[Message]]]
 
 
 def content(span: Span) -> str:
-    """What a message was: the label of its span without the rank."""
+    """The content of a message: the label of its span without the rank."""
     return _content(span.label, span.kind)
 
 

@@ -29,7 +29,7 @@ class Period(NamedTuple):
 
     @property
     def duration_s(self) -> float:
-        """How long it was."""
+        """Its length in seconds."""
         return self.end_s - self.start_s
 
 

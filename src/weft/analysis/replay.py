@@ -53,7 +53,7 @@ class Node(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a node needs: another one (its number), so long after that one's end, and the transfer of a message."""
+    """A dependency of a node: another node (its number), a delay after its end, and the transfer of a message."""
 
     node: int
     after_s: float = 0.0
@@ -122,7 +122,7 @@ class Replay:
 
     @property
     def faithful(self) -> bool:
-        """What a change gives can be told."""
+        """True if the replay is close enough to the recording for gains to be reported."""
         return self.fidelity <= FAITHFUL
 
     @cached_property

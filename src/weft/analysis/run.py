@@ -1,4 +1,4 @@
-"""What is known of a run: spans, what each step was, the machines' measures, what the script logged."""
+"""The data of a run: spans, each step's times, the machines' measures, what the script logged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank is, which does not change while it runs.
+    """The facts of one rank that do not change while it runs.
 
     Attributes:
         pp_rank: Its partition.
@@ -62,7 +62,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step was on one rank; kept for every step, also where spans are not.
+    """The times of one step on one rank; kept for every step, also where spans are not.
 
     Attributes:
         start_s: When it began, on the clock of the timeline.

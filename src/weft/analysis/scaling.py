@@ -66,7 +66,7 @@ class Scaling:
 
     @property
     def text(self) -> str:
-        """What the largest run says, and the limit."""
+        """A sentence about the largest run, and one about the limit."""
         last = self.rows[-1]
         text = (
             f"{last.ranks} ranks do {last.samples_s:.4g} samples a second, {last.efficiency:.0%} of what "

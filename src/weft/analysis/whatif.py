@@ -1,4 +1,4 @@
-"""What a usual step would take with one thing changed, and what to write for that."""
+"""The time of a usual step with one thing changed, and what to write for that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What changes would give.
+    """The gains of the changes that apply.
 
     Attributes:
         fidelity: By which share of a step the replay without a change differs from the recording; nan if there is none.
@@ -60,7 +60,7 @@ class WhatIf:
         return next((change for change in self.changes if change.name == name), None)
 
     def gain(self, name: str) -> float | None:
-        """What the change of that name would save, if it applies and is known."""
+        """The gain of the change of that name; None if it does not apply or is not known."""
         found = self.change(name)
         return None if found is None else found.gain
 

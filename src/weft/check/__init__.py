@@ -1,4 +1,5 @@
-"""What in a script will hurt when it is distributed, seen in its text: the script is neither imported nor run.
+"""Findings about a script that would hurt when it is distributed, from its text: the script is neither imported nor
+run.
 
 check_script(path, given)   findings, each with its line, the reason and the line to write
 read_script(path, given)    the script as the rules see it

@@ -1,4 +1,4 @@
-"""What a look at a script finds, and how it is told."""
+"""Findings of a check, and their form as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 240
 
 
 class Grade(Enum):
-    """How much it hurts, the worst first."""
+    """The grade of a finding, the worst first."""
 
     WRONG = "wrong"
     SLOW = "slow"

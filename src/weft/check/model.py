@@ -1,4 +1,4 @@
-"""How the model and its optimizer are made: wraps, seeds, normalisation, rates."""
+"""Checks of how the model and its optimizer are made: wraps, seeds, normalisation, rates."""
 
 from __future__ import annotations
 

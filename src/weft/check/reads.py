@@ -223,7 +223,7 @@ def statement_of(script: Script, node: ast.AST) -> ast.AST:
 
 
 def counter_of(loop: Loop) -> str:
-    """What counts the turns of a loop."""
+    """The name that counts the turns of a loop; ``step`` if it has none."""
     if isinstance(loop, ast.While):
         return "step"
     counted = isinstance(loop.iter, ast.Call) and last_name(loop.iter.func) in ("range", "enumerate")

@@ -1,4 +1,4 @@
-"""What all ranks have to do together and one does alone, and what one should do and all do."""
+"""Checks of calls that all ranks have to make and one makes alone, and of those that one should make and all make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.check.training import Training
 def together_on_one_rank(script: Script, training: Training) -> Iterator[Finding]:
     """One rank alone begins what all ranks have to do together."""
     for call in script.calls:
-        what = _together(script, training, call)
+        what = _collective_kind(script, training, call)
         guard = _guard(script, call) if what else None
         if guard is None or what is None or _in_both(script, call, guard):
             continue
@@ -66,8 +66,10 @@ def _guard(script: Script, call: ast.Call) -> Alone | None:
     return alone(script, callers[0]) if len(callers) == 1 else None
 
 
-def _together(script: Script, training: Training, call: ast.Call) -> str | None:
-    """Which call that needs all ranks this is: a collective, one of a split model, or maybe the latter."""
+def _collective_kind(script: Script, training: Training, call: ast.Call) -> str | None:
+    """The kind of a call that needs all ranks: a collective, one of a split model, or maybe the latter. None for
+    others.
+    """
     full, last = script.name(call.func), last_name(call.func)
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if (

@@ -34,7 +34,7 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 @dataclass(frozen=True)
 class Given:
-    """What the script is started with; None where nobody said.
+    """The numbers that the script is started with; None where nobody said.
 
     Attributes:
         ranks: Processes of the job.
@@ -115,7 +115,7 @@ class Script:
 
     @cached_property
     def weft(self) -> str:
-        """What this script calls weft."""
+        """The script's own name for weft."""
         return next((local for local, full in self.imports.items() if FORMER.get(full, full) == WEFT), WEFT)
 
     def named(self, *names: str) -> list[ast.Call]:
@@ -150,7 +150,7 @@ class Script:
     # --- where ----------------------------------------------------------------------------------------------
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What stands around a node, from the inside."""
+        """The nodes around a node, from the inside."""
         while (parent := self.parent.get(node)) is not None:
             yield parent
             node = parent
@@ -183,7 +183,7 @@ class Script:
 
     @cached_property
     def assigned(self) -> dict[str, list[ast.expr | None]]:
-        """What is assigned to each name or attribute, wherever; None for values that are not written there."""
+        """The values assigned to each name or attribute, wherever; None for those that are not written there."""
         found: dict[str, list[ast.expr | None]] = {}
         for node in self.nodes:
             for target, value in assignments(node):
@@ -223,7 +223,7 @@ class Script:
 
     @cached_property
     def settings(self) -> dict[str, object] | None:
-        """What `init` is given, by name, with None for what is not written down; None if it cannot be read."""
+        """The settings given to `init`, by name, with None for what is not written there; None if unreadable."""
         calls = self.named(f"{WEFT}.init")
         if len(calls) != 1:
             return None

@@ -27,7 +27,7 @@ MOST = 100
 
 
 def check_script(path: Path, given: Given | None = None) -> list[Finding]:
-    """What will hurt when a script is distributed, in the order of its lines.
+    """The findings about a script that is to be distributed, in the order of its lines.
 
     In a script for one process nothing is wrong yet, so what would be is a hint.
 

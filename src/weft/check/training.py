@@ -1,4 +1,4 @@
-"""How a script trains: its step functions, the loops that run them, and the loaders that feed these loops."""
+"""The training of a script: its step functions, the loops that run them, and the loaders that feed these loops."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Loader:
 
     @property
     def dataset(self) -> ast.expr | None:
-        """What it reads."""
+        """The dataset it reads; None if it is not given."""
         return argument(self.call, 0, "dataset")
 
     @property
@@ -54,7 +54,7 @@ class Loader:
 
     @property
     def sampler(self) -> ast.expr | None:
-        """What says which samples it reads, other than all of them."""
+        """The sampler, if one is given; without one it reads all samples."""
         return argument(self.call, 3, "sampler") or argument(self.call, 4, "batch_sampler")
 
     def says(self, name: str) -> bool:
@@ -157,7 +157,7 @@ class Training:
                 yield step
 
     def origin(self, node: ast.AST, key: str) -> str | None:
-        """What a function's parameter is called where the function is called, all other names as they are.
+        """The name of a function's parameter where the function is called, all other names as they are.
 
         None where it is called in several places, or in none.
         """

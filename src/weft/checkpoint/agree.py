@@ -26,7 +26,7 @@ class Ranks(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def gather(self, text: str) -> list[str]:
         """The texts of all ranks, in their order."""
@@ -35,7 +35,7 @@ class Ranks(Protocol):
         """The text of rank 0."""
 
 
-def come_together(job: Job, call: str, tag: str | None) -> None:
+def check_same_call(job: Job, call: str, tag: str | None) -> None:
     """Return when every rank has made the same call; else :class:`UsageError` that names the ranks that did not."""
     if job.place.world_size == 1:
         return

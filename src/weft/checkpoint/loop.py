@@ -57,7 +57,7 @@ def _of_trial(path: Path) -> Path:
 
 
 class Loop(ABC):
-    """What ``weft.checkpoints`` of each framework makes.
+    """The training loop that saves and resumes: what ``weft.checkpoints`` of each framework makes.
 
     Attributes:
         step: How many steps have begun, those before a restart included.

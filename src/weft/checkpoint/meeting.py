@@ -126,7 +126,7 @@ class Meeting:
         self.store.set(self._key("end"), json.dumps(content))
 
     def ended(self) -> dict[str, Any]:
-        """How the meeting ended, as the leader says; waits for that."""
+        """The end of the meeting, as the leader says; waits for that."""
         found: dict[str, Any] = json.loads(self._wait(self._key("end"), self.required[0], leaving=False))
         return found
 

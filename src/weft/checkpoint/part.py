@@ -1,4 +1,4 @@
-"""What one rank puts into a save."""
+"""One rank's part of a save."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ log = logging.getLogger("weft")
 
 
 class Job(Protocol):
-    """What a save asks of the job that it is of."""
+    """The parts of a job that a save needs."""
 
     settings: Settings
     place: Place
@@ -49,7 +49,7 @@ class Job(Protocol):
 
 
 class Storage(NamedTuple):
-    """How tensors of one framework get into a file."""
+    """The functions that write tensors of one framework into a file."""
 
     stage: Callable[[Mapping[str, Any], bool], dict[str, Any]]
     """Copies tensors to host memory; told whether later changes must not be seen."""
@@ -59,7 +59,7 @@ class Storage(NamedTuple):
 
 @dataclass
 class SaveReport:
-    """What a save took on this rank: ``blocked_s`` is how long training stood still for it."""
+    """The size and times of a save on this rank: ``blocked_s`` is how long training stood still for it."""
 
     folder: Path
     written_bytes: int
@@ -91,7 +91,7 @@ class PendingSave:
         return not self._thread.is_alive()
 
     def wait(self) -> SaveReport:
-        """What the save took, once it has ended; the error if the save failed. The error is raised once."""
+        """The report of the save, once it has ended; the error if the save failed. The error is raised once."""
         self._thread.join()
         error, self._error = self._error, None
         if error is not None:
@@ -120,7 +120,9 @@ class Saves:
         return saves
 
     def finish(self) -> SaveReport | None:
-        """What the save took that goes on, once it has ended; None if there is none. An error of the save is raised."""
+        """The report of the save that goes on, once it has ended; None if there is none. An error of the save is
+        raised.
+        """
         pending, self.pending = self.pending, None
         return None if pending is None else pending.wait()
 

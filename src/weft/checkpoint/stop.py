@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
-    """Whether the job is asked to end.
+    """A request to end the job, heard on any rank and agreed on by all.
 
     Args:
         job: The job that is asked.
@@ -69,7 +69,7 @@ class Stop:
         signal.signal(number, self._before.pop(number))
 
     def after_step(self) -> bool:
-        """Whether to save and end now; the same on all ranks, which call this after each step."""
+        """True if the job has to save and end now; the same on all ranks, which call this after each step."""
         self._steps += 1
         if self._steps < self._until:
             return False

@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Places:
+class RankLayout:
     """Where ranks are: the hosts, or how many, and how many ranks each one has."""
 
     hosts: int | Sequence[str]
@@ -85,16 +85,16 @@ class Places:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are, on all hosts."""
+        """The number of ranks, on all hosts."""
         return self.ranks_per_host * (self.hosts if isinstance(self.hosts, int) else len(self.hosts))
 
 
-def default(where: Places) -> str:
+def default(where: RankLayout) -> str:
     """Who starts a job if nobody is named: ssh on hosts with names, weft itself on this machine."""
     return "local" if isinstance(where.hosts, int) else "ssh"
 
 
-def places(options: argparse.Namespace, default: int | None = None) -> Places:
+def places(options: argparse.Namespace, default: int | None = None) -> RankLayout:
     """Where ranks are, by the options, or `default` ranks on each host where they say nothing.
 
     Raises:
@@ -120,7 +120,7 @@ def places(options: argparse.Namespace, default: int | None = None) -> Places:
     if len({*given.values()}) > 1:
         texts = [f"{value} by {name}" for name, value in given.items()]
         raise LaunchError(f"each host has {' and '.join(texts)}: leave all but one out")
-    return Places(hosts, next(iter(given.values()), default or 1))
+    return RankLayout(hosts, next(iter(given.values()), default or 1))
 
 
 def _hosts(options: argparse.Namespace) -> tuple[int | Sequence[str], int | None]:
@@ -156,7 +156,7 @@ def _named(texts: Sequence[str], origin: str) -> tuple[Sequence[str], int | None
 
 
 def span(text: str) -> timedelta:
-    """How long a text says.
+    """The length of time that a text says.
 
     >>> str(span("1h30m")), str(span("02:00:00")), str(span("2d"))
     ('1:30:00', '2:00:00', '2 days, 0:00:00')
@@ -190,7 +190,7 @@ def handed_over(options: argparse.Namespace) -> bool:
 
 def job_of(
     options: argparse.Namespace,
-    where: Places,
+    where: RankLayout,
     variables: Mapping[str, str],
     mpi_options: Sequence[str],
 ) -> Job:
@@ -230,7 +230,7 @@ class Hosts(NamedTuple):
     environ: Mapping[str, str] = {}
 
 
-def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str, str]) -> Hosts:
+def hosts_of(options: argparse.Namespace, where: RankLayout, variables: Mapping[str, str]) -> Hosts:
     """The hosts of the engine ssh."""
     if options.engine != "ssh":
         return Hosts()
@@ -241,9 +241,9 @@ def hosts_of(options: argparse.Namespace, where: Places, variables: Mapping[str,
 
 
 def journal_of(
-    options: argparse.Namespace, where: Places, variables: Mapping[str, str], settings: Settings
+    options: argparse.Namespace, where: RankLayout, variables: Mapping[str, str], settings: Settings
 ) -> Journal | Nowhere:
-    """What is told of the job in the folder of `--log-dir`."""
+    """The journal of the job in the folder of `--log-dir`; one that writes nothing without that option."""
     if options.log_dir is None:
         return Nowhere()
     return journal_for(job_of(options, where, variables, []), settings)
@@ -334,7 +334,7 @@ def _write(plan: Plan) -> None:
 
 
 def form_of_mpirun() -> str:
-    """Which mpirun is installed; the first form where that is not to be seen.
+    """The form of the installed mpirun; the first form where that is not to be seen.
 
     >>> form_of_mpirun() in FORMS["mpirun"]
     True

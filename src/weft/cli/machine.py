@@ -1,4 +1,4 @@
-"""What the commands are told of the machine, as text: memory, speeds, links."""
+"""Options that describe a machine: memory, speeds, links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(text: str, most: int = MOST_RANKS) -> int:
 
 
 def size_faults(partitions: int, chunks: int, microbatches: int = 1) -> list[str]:
-    """What is wrong with numbers each of which is allowed, but whose product would fill a memory."""
+    """Faults of numbers each of which is allowed, but whose product would fill a memory."""
     stages = partitions * chunks
     if stages > MOST_STAGES:
         return [

@@ -201,7 +201,7 @@ def _tables(placement: Placement, microbatches: int, step_ms: float) -> str:
 
 
 def _uneven(placement: Placement, mean: float) -> list[str]:
-    """What is wrong with a split that cannot be even."""
+    """A warning if the split is uneven and cannot be better; nothing otherwise."""
     graph, loads = placement.problem.graph, placement.loads
     empty = sum(not placement.units_of(index) for index in range(len(loads)))
     if placement.largest_cost <= UNEVEN * mean and not empty:

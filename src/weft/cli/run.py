@@ -98,7 +98,7 @@ class _Setting(argparse.Action):
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    """How many ranks there are, and what they are told."""
+    """Options for the number of ranks, and for their settings."""
     parser.add_argument(
         "-n", "-np", "--ranks", "--np",
         dest="ranks", metavar="N", type=count, help="how many processes, on all hosts (default: 1)",
@@ -128,7 +128,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_watching(parser: argparse.ArgumentParser) -> None:
-    """What the job shows of itself, and what it writes down."""
+    """Options for what the job shows and records."""
     group = parser.add_argument_group("what it shows and records")
     group.add_argument(
         "--prefix", choices=("all", "others", "none"),
@@ -156,7 +156,7 @@ def _add_watching(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_original(parser: argparse.ArgumentParser) -> None:
-    """How scripts and descriptions of the original are taken."""
+    """Options for scripts and descriptions written for smdistributed."""
     group = parser.add_argument_group("scripts written for smdistributed")
     group.add_argument(
         "--distribution", metavar="JSON",
@@ -228,7 +228,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _hand_over(
     options: argparse.Namespace,
-    where: engines.Places,
+    where: engines.RankLayout,
     variables: Mapping[str, str],
     told: distribution.Distribution,
     settings: config.Settings,
@@ -324,7 +324,7 @@ def _compatible(
 
 
 def _progress(options: argparse.Namespace) -> dict[str, str]:
-    """How rank 0 shows that the job goes on."""
+    """The variables that say how rank 0 shows progress."""
     if options.quiet:
         return {progress.VARIABLE: "off"}
     if options.engine not in ("local", "ssh") or not sys.stderr.isatty():

@@ -86,7 +86,7 @@ def add_parser(commands: Any) -> None:
         type=count,
         default=1,
         metavar="N",
-        help="copies of the pipeline, which add up gradients",
+        help="replicas of the pipeline, which all-reduce gradients",
     )
     parser.add_argument(
         "--shard-optimizer-state", action="store_true", help="replicas share the optimizer's states"
@@ -148,7 +148,7 @@ class _Asked:
     between_replicas: Link
 
     def reduce_s(self, found: Found) -> float:
-        """How long replicas take to add up gradients after the step, in seconds."""
+        """The seconds that replicas take to all-reduce gradients after the step."""
         if self.replicas == 1:
             return 0.0
         assert found.placed is not None
@@ -257,7 +257,7 @@ def _as_text(asked: _Asked, found: Found, step: Simulation) -> str:
         )
     ]
     added = asked.reduce_s(found)
-    more = f"; then {asked.replicas} replicas add up gradients for {added * 1e3:.3f} ms" if added else ""
+    more = f"; then {asked.replicas} replicas all-reduce gradients for {added * 1e3:.3f} ms" if added else ""
     stages = f"{step.stages} stages on {asked.placer.ranks} ranks"
     return "\n".join(
         (

@@ -59,7 +59,7 @@ class Member(Protocol):
 
 
 class Header(NamedTuple):
-    """What a rank calls, for the group of which axis, and how much the rank would send."""
+    """A rank's announcement: the call it makes, for the group of which axis, and the sizes it would send."""
 
     call: int
     axis: int

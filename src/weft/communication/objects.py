@@ -37,7 +37,7 @@ class CommGroup(enum.Enum):
 
 
 class RankType(enum.Enum):
-    """What a rank's number counts: all ranks, or the positions in the calling rank's group of an axis."""
+    """The meaning of a rank's number: its place among all ranks, or in the calling rank's group of an axis."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"

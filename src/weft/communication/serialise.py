@@ -46,7 +46,7 @@ NUMBERS = re.compile(r"[<>|=]?[biufc]\d{1,9}")
 
 @dataclass(frozen=True)
 class Rules:
-    """What files or messages take, and how they refuse the rest."""
+    """The values that files or messages take, and the error for the rest."""
 
     name: str  # what is read, for messages
     tags: frozenset[str]
@@ -225,7 +225,7 @@ class Decoder:
 
 
 class Form(NamedTuple):
-    """How the values of one tag are written and read: a row of `FORMS`."""
+    """The way in which values of one tag are written and read: a row of `FORMS`."""
 
     write: Callable[[Encoder, Any, str, int], Any]
     read: Callable[[Decoder, Any, int], Any]

@@ -51,7 +51,7 @@ Others name programs and files that would be run or loaded."""
 
 @dataclass(frozen=True)
 class Distribution:
-    """What a ``distribution`` asks for.
+    """The requests of a ``distribution``.
 
     Attributes:
         engine: ``mpirun``, ``torchrun``, or nothing if it does not say.
@@ -89,7 +89,7 @@ class Distribution:
 
 
 def read(given: Mapping[str, Any] | str) -> Distribution:
-    """What a ``distribution`` asks for: a dict, JSON text, or the path of a JSON file.
+    """The requests of a ``distribution``: a dict, JSON text, or the path of a JSON file.
 
     Raises:
         ConfigError: It is no ``distribution``, or what it says does not go together; all faults are named.

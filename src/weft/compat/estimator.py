@@ -112,7 +112,7 @@ class PyTorch:
         )
 
     def plan(self, inputs: str | Mapping[str, str] | None = None) -> Plan:
-        """What would run where."""
+        """The commands that would run, and where."""
         return replace(self._job, variables=self._variables(inputs)).plan()
 
     def fit(

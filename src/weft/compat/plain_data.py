@@ -1,4 +1,4 @@
-"""What files of PyTorch may hold besides tensors, so that they are read without running code.
+"""Types that files of PyTorch may hold besides tensors, so that they are read without running code.
 
 Scripts keep their arguments and random states in checkpoints. ``torch.load`` reads plain data only, since version 2.6
 also where a script does not say so. To that belong here what is nothing but data: ``argparse.Namespace``, paths, and

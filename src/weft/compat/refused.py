@@ -43,7 +43,7 @@ def refuse_unknown(module: str, name: str) -> NoReturn:
 def refuse_state(name: str) -> NoReturn:
     """Raise what a look-up of a name that ``smp.state`` does not have gets."""
     remedy = (
-        "nothing has to be put together from parts here, state_dict() of the model and of the optimizer is whole"
+        "nothing has to be gathered here, state_dict() of the model and of the optimizer is whole"
         if name in ("param_index_to_name_tp_group", "param_name_to_index_tp_group")
         else "docs/migration.md lists what it has"
     )

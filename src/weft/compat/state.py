@@ -24,7 +24,7 @@ class ModuleManager:
 
 
 class Join(Protocol):
-    """How a frontend of weft joins a job and leaves it."""
+    """The functions by which a frontend of weft joins a job and leaves it."""
 
     def init(self, config: Mapping[str, Any] | None = None) -> None: ...
 

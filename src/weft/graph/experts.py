@@ -50,7 +50,7 @@ class Experts:
 
     @property
     def active(self) -> int:
-        """What a token meets of all their widths: j g + u."""
+        """The width of all the experts that a token meets: j g + u."""
         return self.per_token * self.width + self.shared
 
 

@@ -151,7 +151,7 @@ class Sizes:
 
     @property
     def ffn_width(self) -> int:
-        """What a token meets of feed-forward networks: f, or j g + u with experts."""
+        """The width of the feed-forward networks that a token meets: f, or j g + u with experts."""
         return self.experts.active if self.experts else self.ffn
 
     @property
@@ -248,7 +248,7 @@ class Sizes:
     def kept_bytes(
         self, tokens: int, recompute: str = "none", tensor: int = 1, along: bool = True, scores: bool = True
     ) -> float:
-        """What a layer keeps on a rank between its forward and backward pass, in bytes [2], at 16 bits.
+        """Bytes that a layer keeps on a rank between its forward and backward pass [2], at 16 bits.
 
             whole, split along the sequence      s b h (34 + 5 a s / h) / t         tables 2 and 4 of [2]
             whole, split by tensors only         s b h (10 + 24 / t + 5 a s / (h t))
@@ -284,9 +284,9 @@ class Sizes:
         return tokens * (outside / (tensor if along else 1) + (inside + table) / tensor)
 
     def head_bytes(self, tokens: int, tensor: int = 1) -> float:
-        """What the head keeps on a rank, in bytes: 4 s b h (1 + V / h) / t, logits in 32 bits (section 4.3 of [2])."""
+        """Bytes that the head keeps on a rank: 4 s b h (1 + V / h) / t, logits in 32 bits (section 4.3 of [2])."""
         return 4 * tokens * (self.hidden + self.vocab) / tensor
 
     def embedding_bytes(self, tokens: int, tensor: int = 1) -> float:
-        """What the embedding keeps on a rank, in bytes: the dropout mask, s b h / t [2]; none in a gated model."""
+        """Bytes that the embedding keeps on a rank: the dropout mask, s b h / t [2]; none in a gated model."""
         return 0.0 if self.gated else tokens * self.hidden / tensor

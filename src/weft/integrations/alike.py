@@ -26,8 +26,8 @@ def draw_alike(group: objects.CommGroup) -> None:
 
 def refuse_apart() -> None:
     """:class:`UsageError` if ranks that split tensors are to read samples of their own."""
-    if current.session().settings.inputs == "apart":
+    if current.session().settings.inputs == "per_rank":
         raise UsageError(
-            '"inputs": "apart" lets ranks that split tensors read samples of their own, which a loop that weft does '
+            '"inputs": "per_rank" lets ranks that split tensors read samples of their own, which a loop that weft does '
             "not own would count as replicas: leave it out"
         )

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from weft.communication import objects
 from weft.errors import UsageError
 from weft.integrations.alike import draw_alike
-from weft.integrations.lightning_ranks import Ranks, Together, fabric, wrapped
+from weft.integrations.lightning_ranks import JoinsJob, Ranks, fabric, wrapped
 from weft.session import ranks
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.session import current
 
 
-class WeftStrategy(Together, fabric.strategies.ParallelStrategy):
+class WeftStrategy(JoinsJob, fabric.strategies.ParallelStrategy):
     """Splits the models that `fabric.setup` gets over the ranks, which any launcher has started.
 
     `partitions`: over how many; with more ranks than that, groups of so many train copies. `microbatches`: into how

@@ -23,7 +23,7 @@ from weft.errors import UsageError
 from weft.integrations import whole
 from weft.integrations.alike import draw_alike
 from weft.integrations.lightning_module import Inside
-from weft.integrations.lightning_ranks import Ranks, Together, pl, wrapped
+from weft.integrations.lightning_ranks import JoinsJob, Ranks, pl, wrapped
 from weft.integrations.whole import Record, Whole, refuse_uncut
 from weft.session import ranks
 from weft.torch import convert_sync_batchnorm
@@ -35,7 +35,7 @@ from weft.torch.step import Step, step
 _NO_OPTIMIZER = ("LBFGS",)
 
 
-class WeftStrategy(Together, pl.strategies.ParallelStrategy):
+class WeftStrategy(JoinsJob, pl.strategies.ParallelStrategy):
     """Splits the LightningModule of a `Trainer` over the ranks, which any launcher has started.
 
     `partitions`: over how many; with more ranks than that, groups of so many train copies of it. `microbatches`: into

@@ -1,4 +1,4 @@
-"""What a LightningModule finds while its hooks run once for each microbatch.
+"""The calls of a LightningModule's hooks, which run once for each microbatch.
 
 self.log(...)                  kept aside, and logged once, with what the whole batch would give
 metric(...), metric.update()   the same: they get the whole batch's predictions
@@ -132,7 +132,7 @@ class Inside:
     def _one(
         self, contents: Sequence[dict[str, Any]], weights: Sequence[float], values: dict[int, Any]
     ) -> dict[str, Any]:
-        """What to log of what the microbatches logged."""
+        """The entry to log in place of those of the microbatches."""
         given = dict(contents[0])
         number = given.pop("of")
         if number is not None:
@@ -149,17 +149,17 @@ class Inside:
         return {**given, "value": mean_of(logged, weights, name)}
 
     def finish_manual(self) -> None:
-        """What `training_step` of manual optimization did besides computing, once and in its order."""
+        """Runs the calls of manual optimization that were kept from `training_step`, once and in their order."""
         whole, self._whole = self._whole, None
         assert whole is not None
         plugin = self.strategy.precision_plugin
-        for _, kind, _, _, together in whole.entries():
+        for _, kind, _, _, joined in whole.entries():
             if kind == BACKWARD:
-                loss = plugin.pre_backward(together(), self.module)
+                loss = plugin.pre_backward(joined(), self.module)
                 self.strategy.add_gradients()
                 plugin.post_backward(loss, self.module)
             elif kind == LATER:
-                content = together()
+                content = joined()
                 content["function"](*content["args"], **content["kwargs"])
 
 

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer and Fabric have in common: who the ranks are, how they talk, what a precision may be."""
+"""The common part of Lightning's Trainer and Fabric: who the ranks are, how they talk, what a precision may be."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Ranks(_environments.ClusterEnvironment):
         return whole(os.environ.get("GROUP_RANK", ""), MOST_RANKS) or 0
 
 
-class Together:
+class JoinsJob:
     """The part of a strategy that asks other ranks."""
 
     cluster_environment: Any

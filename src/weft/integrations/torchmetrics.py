@@ -112,9 +112,9 @@ def _refusing(text: str) -> Callable[..., NoReturn]:
 def call_for_all(whole: Whole) -> dict[int, Any]:
     """Call the metrics with the whole batch's arguments; what they gave, by the number of the entry."""
     values = {}
-    for number, kind, key, _, together in whole.entries():
+    for number, kind, key, _, joined in whole.entries():
         if kind == CALL:
-            content = together()
+            content = joined()
             called = content["metric"].update if key.endswith(".update()") else content["metric"]
             values[number] = called(*content["args"], **content["kwargs"])
     return values

@@ -1,7 +1,7 @@
 """From what the microbatches of a step gave to what one process would have given for the whole mini-batch.
 
 A loop that was written for one process calls the user's function once for each batch. With weft that function runs once
-for each microbatch, so what it returns, logs and counts is kept aside in a `Record`, and put together after the step:
+for each microbatch, so what it returns, logs and counts is kept aside in a `Record`, and joined after the step:
 
     tensors with rows     one after another
     single numbers        their mean, each with the share of samples that its microbatch has; or sum, least, largest
@@ -37,7 +37,7 @@ class Entry:
 
 
 class Record:
-    """What one microbatch gave: `output`, what its function returned, and `entries`, in their order.
+    """The result of one microbatch: `output`, what its function returned, and `entries`, in their order.
 
     `fixed`: entries of these kinds have been met that nothing may follow.
     """
@@ -62,7 +62,7 @@ class Record:
         return len(self.entries) - 1
 
     def returned(self) -> dict[str, Any]:
-        """What the step's function has to return, so that `whole` finds the tensors on every rank.
+        """The value that the step's function has to return, so that `whole` finds the tensors on every rank.
 
         The record itself goes as a function, which nobody looks into.
         """
@@ -76,7 +76,7 @@ def current() -> Record | None:
 
 
 class Whole:
-    """What a step gave for its mini-batch."""
+    """The results of a step for its mini-batch."""
 
     def __init__(self, result: Any, what: str) -> None:
         self._what = what
@@ -102,8 +102,10 @@ class Whole:
         return found[0].weights if found else [1 / len(self.records)] * len(self.records)
 
     def output(self) -> Any:
-        """What the function would have returned for the whole batch."""
-        return self._put_together([record.output for record in self.records], self._tensors[0], "its result")
+        """The value that the function would have returned for the whole batch."""
+        return self._for_whole_batch(
+            [record.output for record in self.records], self._tensors[0], "its result"
+        )
 
     def entries(self) -> Iterator[tuple[int, str, str, list[Any], Callable[[], Any]]]:
         """Of each entry its number, kind and key, the microbatches' contents, and what makes one of them."""
@@ -111,16 +113,16 @@ class Whole:
             contents = [record.entries[number].content for record in self.records]
             tensors = self._tensors[number + 1]
 
-            def together(contents: list[Any] = contents, tensors: Any = tensors, key: str = entry.key) -> Any:
-                return self._put_together(contents, tensors, key)
+            def joined(contents: list[Any] = contents, tensors: Any = tensors, key: str = entry.key) -> Any:
+                return self._for_whole_batch(contents, tensors, key)
 
-            yield number, entry.kind, entry.key, self._with_data(contents, tensors), together
+            yield number, entry.kind, entry.key, self._with_data(contents, tensors), joined
 
     def _with_data(self, contents: list[Any], tensors: list[StepOutput]) -> list[Any]:
         """The microbatches' contents, with the tensors that every rank has."""
         return [_filled(content, [each.outputs[m] for each in tensors]) for m, content in enumerate(contents)]
 
-    def _put_together(self, contents: list[Any], tensors: list[StepOutput], name: str) -> Any:
+    def _for_whole_batch(self, contents: list[Any], tensors: list[StepOutput], name: str) -> Any:
         forms = [replace(content, _hidden, attributes=False) for content in contents]
         if any(not _equal(form, forms[0]) for form in forms):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Which rank of which job this process is, read from the variables that its launcher set.
+"""The rank and job of this process, read from the variables that its launcher set.
 
     source     rank, world size, local rank, local size                        leader
     weft       RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE + WEFT_SHARED_FD     (the launcher hands it over)
@@ -286,7 +286,7 @@ def port_of_job(job: str) -> int:
 
 
 def _slurm_local_size(text: str, node: str) -> int:
-    """How many tasks this node has, from counts such as `4(x3),2`."""
+    """The number of tasks on this node, from counts such as `4(x3),2`."""
     wanted, before = _whole("SLURM_NODEID", node), 0
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())

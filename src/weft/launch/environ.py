@@ -1,4 +1,4 @@
-"""What a rank that `weft run` starts finds in its environment, as torchrun's ranks do."""
+"""The environment of a rank that `weft run` starts, as that of torchrun's ranks."""
 
 from __future__ import annotations
 

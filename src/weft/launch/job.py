@@ -43,7 +43,7 @@ _REMEDY = "hand a variable on instead"
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Described):
-    """What is to run, wherever it runs.
+    """A job, wherever it runs.
 
     Attributes:
         script: The script, or the name of a module.
@@ -79,7 +79,7 @@ class Job(Described):
     """
 
     def plan(self, environ: Mapping[str, str] | None = None) -> Plan:
-        """What would run where.
+        """The commands that would run, and where.
 
         Args:
             environ: Where variables to hand on have their values; by default this process's environment.

@@ -167,7 +167,7 @@ class Launcher:
         self._journal.note("started", ranks=places)
 
     def _say(self, line: bytes) -> None:
-        """What is no rank's: an ssh says it of itself."""
+        """Shows a line that is no rank's: an ssh says it of itself."""
         self._shown.err.write(self, line)
 
     def _show(self, is_error: bool, prefix: bytes, live: bool) -> Lines:
@@ -175,7 +175,7 @@ class Launcher:
         return Lines(lambda data: sink.write(writer, data), prefix, live)
 
     def _take(self, rank: int, is_error: bool, data: bytes) -> None:
-        """What a rank wrote; nothing at the end of that."""
+        """Takes a rank's output; empty data is its end."""
         self._taken += 1
         self._journal.take(rank, data)
         if is_error and self._stacks is not None:
@@ -252,7 +252,7 @@ class Launcher:
         return True
 
     def _living_signs(self) -> dict[int, Sign]:
-        """What the ranks show, or what is seen of them where they show nothing.
+        """The signs of life of the ranks, or what is seen of them where they show nothing.
 
         A process that ended is judged by its end, not by its silence. One that ended well and was never watched has
         left those that wait for it.
@@ -363,7 +363,7 @@ class Launcher:
         return self._ranks.gone
 
     def _note_failure(self, found: Blame, failures: Sequence[Failure]) -> None:
-        """How the job failed, for whoever may start it again; a job that was told to end is not started again."""
+        """Keeps how the job failed, for whoever may start it again; a job that was told to end is not started again."""
         if self._stopped_by:
             return
         sign, course = self._page.sign(found.rank), self._page.course
@@ -436,7 +436,7 @@ class Launcher:
             self._ranks.send(rank, number)
 
     def _drain(self) -> None:
-        """What the ranks that ended wrote; a pipe that a grandchild keeps open, or fills, is not waited for."""
+        """Reads what the ranks that ended wrote; a pipe that a grandchild keeps open, or fills, is not waited for."""
         deadline = time.monotonic() + DRAIN_SECONDS
         while (ready := self._selector.select(0)) and time.monotonic() < deadline and not self._shown.full:
             for key, _ in ready:

@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other: a store of weft's own (`weft.launch.store`), held by rank 0.
+"""The rendezvous of a job's ranks: a store of weft's own (`weft.launch.store`), held by rank 0.
 
     weft                rank 0 opens the store; its address goes through the launcher's memory, on several hosts too
     torchrun            the same; the address goes through the agent's store, under run id and restart count
@@ -169,7 +169,7 @@ def _through(box: Box, place: Place, timeout: timedelta, deadline: float, siblin
 
 
 def _told(box: Box, place: Place) -> dict[str, Any] | None:
-    """What rank 0 left; on one host only if that rank 0 still lives.
+    """The address that rank 0 left; on one host only if that rank 0 still lives.
 
     Others may have written it: nothing of it is believed before the store has proved itself.
 
@@ -258,7 +258,7 @@ def _kept(store: JobStore) -> JobStore:
 
 
 def _secret(place: Place, nonce: str) -> bytes:
-    """What both ends of a connection have to know."""
+    """The secret that both ends of a connection have to know."""
     return hashlib.sha256(f"{place.token}:{nonce}".encode()).digest()
 
 

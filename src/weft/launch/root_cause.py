@@ -1,4 +1,4 @@
-"""Which rank made a job fail, and how to say it. Pure."""
+"""The rank that made a job fail, and the text about it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.watch.judge import Verdict, leaving_text
 
 @dataclass(frozen=True)
 class End:
-    """How the process of a rank ended.
+    """The end of a rank's process.
 
     Attributes:
         code: Its exit code, or minus the number of the signal that killed it.
@@ -33,7 +33,7 @@ class End:
 
 @dataclass(frozen=True)
 class Blame:
-    """What to tell of a failed job, and with which code the launcher exits."""
+    """The text about a failed job, and the code with which the launcher exits."""
 
     rank: int
     headline: str

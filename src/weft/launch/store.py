@@ -118,7 +118,7 @@ class Server:
 
 
 class _Keys:
-    """What the thread of a server does."""
+    """The server's keys and connections, and the loop of its thread."""
 
     def __init__(self, listener: socket.socket, secret: bytes) -> None:
         self._listener = listener
@@ -327,7 +327,7 @@ class JobStore(Store):
         return int(self._ask(b"count")[0])
 
     def time(self) -> float:
-        """What the clock of rank 0's process says (`time.perf_counter`)."""
+        """The clock of rank 0's process in seconds (`time.perf_counter`)."""
         return float(self._ask(b"time")[0])
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

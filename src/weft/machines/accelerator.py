@@ -86,7 +86,7 @@ class Accelerator:
         return self.peak[dtype] * self.share.get(dtype, 0.7)
 
     def product_s(self, flops: float, dtype: str) -> float:
-        """How long a matrix product takes, in seconds."""
+        """The seconds of a matrix product."""
         return (flops + self.half_flops) / self.rate(dtype)
 
     def share_of_peak(self, flops: float, dtype: str) -> float:
@@ -98,10 +98,10 @@ class Accelerator:
         return flops / self.peak[dtype] / self.product_s(flops, dtype)
 
     def move_s(self, size: float) -> float:
-        """How long operations take that read and write so many bytes, in seconds."""
+        """The seconds of operations that read and write so many bytes."""
         return size / (self.bytes_per_s * self.memory_share)
 
     def attention_s(self, flops: float, dtype: str) -> float:
-        """How long fused attention takes, in seconds: its products are in 16 bits, or wider if all are."""
+        """The seconds of fused attention: its products are in 16 bits, or wider if all are."""
         wide = dtype if dtype in ("fp32", "tf32") else "bf16" if "bf16" in self.peak else "fp16"
         return flops / (self.peak.get(wide, self.rate(dtype)) * self.attention_share)

@@ -173,7 +173,7 @@ def host_of(name: str, accelerators: int = 8) -> Host:
 
 
 def not_fitted(device: Accelerator, dtype: str) -> str:
-    """What of an accelerator is assumed, not fitted to published steps and not measured; empty if nothing is.
+    """The parts of an accelerator that are assumed, not fitted to published steps and not measured; empty if none is.
 
     >>> not_fitted(ACCELERATORS["H200"], "bf16"), not_fitted(ACCELERATORS["H100"], "bf16")
     ('shares of H100', '')

@@ -15,7 +15,7 @@ from weft.topology.cluster import Link
 
 @dataclass(frozen=True)
 class Conduct:
-    """How a host's ranks work together: what runs beside what, and how much they vary.
+    """The conduct of a host's ranks together: what overlaps what, and how much they vary.
 
     Attributes:
         tensor: Share of what tensor-parallel ranks exchange that runs beside products, from 0 to 1.
@@ -126,12 +126,12 @@ class Machines:
 
     @property
     def size(self) -> int:
-        """How many accelerators there are."""
+        """The number of accelerators."""
         return self.hosts * self.host.accelerators
 
     @property
     def price_per_hour(self) -> float | None:
-        """What all hosts cost an hour, if that is known."""
+        """The price of all hosts for an hour, if that is known."""
         return None if self.host.price_per_hour is None else self.hosts * self.host.price_per_hour
 
     def ring(self, ranks: int, stride: int) -> Link:
@@ -160,7 +160,8 @@ class Machines:
         return inside if inside is not None and ranks <= self.host.accelerators else self.ring(ranks, 1)
 
     def all_to_all_s(self, size: float, ranks: int, stride: int) -> float:
-        """How long each of `ranks`, `stride` apart, takes to send an equal part of its `size` bytes to each other one.
+        """The seconds each of `ranks`, `stride` apart, takes to send an equal part of its `size` bytes to each other
+        one.
 
             max(bytes to the same host / inside, bytes to other hosts / network) + (n - 1) latency
 
@@ -182,7 +183,7 @@ class Machines:
         return max(seconds, across) + (ranks - 1) * network.latency_s
 
     def hop_s(self, size: float, stride: int) -> float:
-        """How long `size` bytes take from a rank to the one `stride` further on, in seconds: the mean over all ranks.
+        """The seconds that `size` bytes take from a rank to the one `stride` further on: the mean over all ranks.
 
         Of the ranks of a host with g accelerators, `stride` have their next one on another host.
         """

@@ -17,8 +17,8 @@ An accelerator may be a known name instead of an object. What may be left out: `
 `storage` (what a host's own disks give, "7GB/s"), `storage_size` (what they hold, "8TB"), `services` (figures of
 `weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), `storage_prices` (those of
 `weft.machines.storage_prices`: {"S3": {"gib_month": 0.02}}), `sharing` (a link, of parameters that ranks share), `sums`
-and `tokens` (links, of tensors of cut layers: added up, or gathered and handed out by tokens), and an accelerator's
-shares: those that are left out count as assumed, as what `assumed` says does.
+and `tokens` (links, of tensors of cut layers: all-reduced, or all-gathered and reduce-scattered along tokens), and an
+accelerator's shares: those that are left out count as assumed, as what `assumed` says does.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _prices(given: Document) -> Prices:
 
 
 def _changed_services(host: Host) -> dict[str, dict[str, object]]:
-    """What of a host's services is not as it usually is."""
+    """The figures of a host's services that differ from the usual ones."""
     changed: dict[str, dict[str, object]] = {}
     for name, service in host.services.items():
         for figure in FIGURES:

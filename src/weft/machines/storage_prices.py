@@ -1,4 +1,4 @@
-"""What storage costs, by prices that somebody gives: weft brings none, since they differ by region and contract.
+"""The cost of storage, by prices that somebody gives: weft brings none, since they differ by region and contract.
 
     bill of a month = GiB kept * gib_month + MiB/s provisioned * mib_s_month
     bill of an epoch = GiB read * gib_read + reads / 1000 * thousand_reads
@@ -44,7 +44,7 @@ PRICED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Bill:
-    """What storage costs, in the currency of its prices.
+    """The cost of storage, in the currency of its prices.
 
     Attributes:
         month: For a month that it is there.
@@ -122,7 +122,7 @@ def bill(
     run_s: float | None = None,
     epoch_s: float | None = None,
 ) -> Bill | None:
-    """What storage costs; None if it has no price.
+    """The cost of storage; None if it has no price.
 
     Args:
         prices: Those that are known.

@@ -1,4 +1,4 @@
-"""What storage services give those who read from them, as their makers' documentation states it.
+"""The rates of storage services for those who read from them, as their makers' documentation states them.
 
     EFS           "Amazon EFS performance specifications", "Quotas": 50 KiB/s for each GiB stored (bursting), or what is
                   provisioned; reads are metered at a third, so both give three times that. A client gets 500 MiB/s. The

@@ -1,1 +1,1 @@
-"""What this machine gives: measured, where other rooms reckon."""
+"""Measurements of this machine, where other rooms reckon. measured, where other rooms reckon."""

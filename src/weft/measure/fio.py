@@ -16,7 +16,7 @@ FILES = 50
 
 
 class FioRate(NamedTuple):
-    """What fio found: its pattern, how many readers, bytes a second in all."""
+    """A rate measured by fio: its pattern, how many readers, bytes a second in all."""
 
     pattern: str
     readers: int
@@ -41,7 +41,7 @@ def arguments(files: Sequence[Held], pattern: str, readers: int, seconds: float,
 
 
 def measure(files: Sequence[Held], pattern: str, readers: int, seconds: float, block: int) -> FioRate | None:
-    """What fio finds; nothing if it fails, for example on a file system that it does not know."""
+    """The rate that fio measures; None if it fails, for example on a file system that it does not know."""
     command = arguments(files, pattern, readers, seconds, block)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds * 5 + 60, check=False)

@@ -3,7 +3,7 @@
 a product of n FLOPs       (n + half_flops) / rate                             least squares of relative errors
 a sum over r ranks         2 (r - 1) / r size / bandwidth + 2 (r - 1) latency   the same
 a layer that r share       3 (r - 1) / r size / bandwidth + 3 (r - 1) latency   the same: gathered twice, scattered once
-a sum of a cut layer            as a sum over r ranks; twice that are two gathers and two sums that are handed out
+a sum of a cut layer            as a sum over r ranks; twice that are two all-gathers and two reduce-scatters
 between products           bytes / rate                                         the mean of times for a byte
 attention                  FLOPs / rate                                         the mean of times for a FLOP
 """
@@ -27,7 +27,7 @@ Times = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rank measured while all were at it.
+    """The measures of one rank while all were at it.
 
     Attributes:
         device: What it computes on.
@@ -36,10 +36,10 @@ class Measured:
         moves: Bytes that a plan counts for what runs between products, for the loss and the optimizer, and their times.
         copies: Bytes that copies and additions read and wrote, and times.
         attention: FLOPs that a plan counts for fused attention, and times; of the dtype that comes last in `products`.
-        sums: Bytes that all ranks added up, and times; nothing for one rank.
+        sums: Bytes that all ranks all-reduced, and times; nothing for one rank.
         shared: Bytes of a layer whose parameters all ranks share, and what exchanging it takes in a step.
-        cut: Bytes that layers add up which are cut over all ranks, and times of a sum.
-        tokens: The same where each rank has some of the tokens: of a gather and a sum that is handed out.
+        cut: Bytes that layers cut over all ranks all-reduce, and times of a sum.
+        tokens: The same where each rank has some of the tokens: of an all-gather and a reduce-scatter.
     """
 
     device: str
@@ -55,7 +55,7 @@ class Measured:
 
 
 def measured_from_json(text: str) -> Measured:
-    """What a rank wrote.
+    """The measures that a rank wrote.
 
     Raises:
         FormatError: It is nothing of the kind.
@@ -150,5 +150,5 @@ def _ring(ranks: Sequence[Times], exchanges: int) -> Link | None:
 
 
 def _slowest(ranks: Sequence[Times]) -> Times:
-    """What all did, in the order of each; a rank that was slower may have left out the largest."""
+    """The slowest rank's time of each measure, in their order; a rank that was slower may have left out the largest."""
     return [(each[0][0], max(seconds for _, seconds in each)) for each in zip(*ranks, strict=False)]

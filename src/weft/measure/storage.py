@@ -1,4 +1,4 @@
-"""How fast a file system gives a data set to the readers of a loader.
+"""The speed at which a file system gives a data set to the readers of a loader.
 
     whole files      each reader takes the next file of a shuffled list and reads all of it: images, shards
     records          each reader reads pieces of a size from random places: an array or a table in one file
@@ -30,7 +30,7 @@ IS_COLD, IS_WARM = 0.05, 0.95
 
 
 class Rate(NamedTuple):
-    """What one measurement found.
+    """The result of one measurement.
 
     Attributes:
         pattern: "whole files", "records" or "in a row".

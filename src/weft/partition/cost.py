@@ -19,7 +19,7 @@ COPIES = 4
 
 
 def memory_bytes(unit: Unit, in_flight: int = 1, copies: int = COPIES) -> int:
-    """What the unit takes while `in_flight` microbatches wait for their backward pass."""
+    """The memory of a unit while `in_flight` microbatches wait for their backward pass."""
     return copies * unit.parameter_bytes + in_flight * unit.activation_bytes
 
 

@@ -28,7 +28,7 @@ from weft.partition.problem import Problem
 
 @dataclass
 class Load:
-    """What a partition has to do and to hold.
+    """The work and memory of a partition.
 
     Attributes:
         compute_ms: Forward and backward time of its units on its device, for one microbatch.
@@ -82,7 +82,7 @@ class Placement:
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
-        """What each partition has to do and to hold."""
+        """The work and memory of each partition."""
         problem, owners, at = self.problem, self.problem.owners, self.partitions
         loads = [Load() for _ in range(problem.partitions)]
         for unit, segment in enumerate(self.segments):

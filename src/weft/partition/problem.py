@@ -1,4 +1,4 @@
-"""What is asked of a partitioner: a graph, the partitions, and what limits them.
+"""The problem that a partitioner solves: a graph, the partitions, and what limits them.
 
 With `chunks` above 1 a partition gets several segments of the program, so that microbatches visit it
 several times. `owners` says which one goes where; three partitions, two chunks:
@@ -25,7 +25,7 @@ LAYOUTS = ("looped", "v")
 
 @dataclass(frozen=True)
 class Device:
-    """What runs a partition.
+    """The device of a partition.
 
     Attributes:
         speed: Units take their time divided by this.
@@ -75,7 +75,7 @@ class Problem:
 
     @property
     def segments(self) -> int:
-        """How many segments the program is cut into."""
+        """The number of segments that the program is cut into."""
         return self.partitions * self.chunks
 
     @cached_property
@@ -111,12 +111,12 @@ class Problem:
 
     @cached_property
     def cost_of_ms(self) -> float:
-        """What a millisecond counts in the cost."""
+        """The cost of a millisecond."""
         total = sum(unit.time_ms for unit in self.graph)
         return sum(self.shares[1]) / total if total else 0.0
 
     def transfer_ms(self, size: float) -> float:
-        """What a tensor that crosses takes, at each of its ends: its value there, its gradient back."""
+        """The milliseconds of a tensor that crosses, at each of its ends: its value there, its gradient back."""
         return 0.0 if self.transfer_s is None else 2e3 * self.transfer_s(size)
 
     def _faults(self) -> list[str]:
@@ -174,7 +174,7 @@ def owners(partitions: int, chunks: int = 1, layout: str = "looped") -> tuple[in
 def in_flight(
     partitions: int, microbatches: int, chunks: int = 1, layout: str = "looped", schedule: str = "1f1b"
 ) -> tuple[int, ...]:
-    """How many microbatches each segment holds at most.
+    """The largest number of microbatches that each segment holds at once.
 
     `gpipe` holds all `m`. `1f1b` holds `min(m, p - r)` on partition `r` of `p`. With several
     chunks, `looped`: what Megatron's interleaved order (arXiv 2104.04473, section 2.2) holds, which begins

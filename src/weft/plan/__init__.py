@@ -1,1 +1,1 @@
-"""Which split and which schedule take the least time: options, their simulated steps, and reasons for the choice."""
+"""The split and the schedule that take the least time: options, their simulated steps, and reasons for the choice."""

@@ -1,4 +1,4 @@
-"""Which placement has the shortest step: each candidate is run in simulation, by the schedule that its stages allow.
+"""The placement with the shortest step: each candidate is run in simulation, by the schedule that its stages allow.
 
 A placement whose stages are those of the asked schedule (0 1 2 3 for `1f1b`) runs by its pattern. Where
 microbatches come back to a partition, no pattern fits, and list scheduling runs the stages as they are.
@@ -45,7 +45,7 @@ class Best:
 
 
 def asked_options(settings: Settings) -> tuple[Option, ...]:
-    """What a job's `pipeline` lets a placement be run by, where backward passes cannot be split in two.
+    """The options by which a job's `pipeline` lets a placement run, where backward passes cannot be split in two.
 
     Raises:
         UsageError: If that schedule splits them, or comes from a file.
@@ -131,7 +131,7 @@ def _fitting(option: Option, ranks: int, placed: Placed) -> Option:
 
 
 def table(found: Sequence[Found]) -> str:
-    """What became of candidates, a line each: cut, imbalances, stages, schedule, step."""
+    """A table of candidates, a line each: cut, imbalances, stages, schedule, step."""
     rows = [["placement", "cut", "imbalance", "stages", "schedule", "step ms", ""]]
     for one in found:
         assert one.placed is not None

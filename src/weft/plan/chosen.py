@@ -1,4 +1,4 @@
-"""Which schedule a job runs: the one that its settings name, or the best of all (`auto`)."""
+"""The schedule of a job: the one that its settings name, or the best of all (`auto`)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Chosen:
         return cls(found.option, found.schedule, found.placed.stages, links, found.step_s, reasons)
 
     def to_record(self) -> dict[str, Any]:
-        """What :meth:`from_record` reads."""
+        """The value that :meth:`from_record` reads."""
         link = self.links.between(0, 1)
         return {
             "option": dataclasses.asdict(self.option),
@@ -121,7 +121,8 @@ def options_for(settings: Settings, limited: bool) -> list[Option]:
 
 
 def ahead(settings: Settings) -> int | None:
-    """How many more (stage, microbatch) than its list a rank may hold; None: never more at any point of the list."""
+    """The number of (stage, microbatch) that a rank may hold beyond its list; None: never more at any point of the
+    list."""
     if settings.memory_limit:
         return None
     return AHEAD if settings.optimize == "speed" and KINDS[settings.pipeline].early else 0
@@ -130,7 +131,7 @@ def ahead(settings: Settings) -> int | None:
 def order_for(
     settings: Settings, chosen: Chosen | None, microbatches: int, partition: int, revisited: bool = False
 ) -> Order:
-    """What the executor of a partition follows in a step of so many microbatches.
+    """The order that the executor of a partition follows in a step of so many microbatches.
 
     ``revisited``: microbatches come back to partitions that they have left.
     """
@@ -140,7 +141,7 @@ def order_for(
 
 
 def most_in_flight(settings: Settings) -> int:
-    """How many microbatches a rank may hold at once."""
+    """The most microbatches that a rank may hold at once."""
     more = ahead(settings)
     if not KINDS[settings.pipeline].limited or more is None:
         return settings.microbatch_count

@@ -1,4 +1,4 @@
-"""How much is simulated to choose a schedule: what is worth most first, up to a number of actions.
+"""The options that are simulated to choose a schedule: what is worth most first, up to a number of actions.
 
 A search over 64 ranks and 256 microbatches would simulate ten million actions, for minutes. Up to `ACTIONS` everything
 is tried. Beyond that options are taken in this order for as long as their actions add up to no more:

@@ -68,7 +68,7 @@ def nothing_fits(
 
 
 def _lack(one: Found, memory_bytes: Sequence[int] | None) -> float:
-    """How much the rank lacks that lacks most, in bytes."""
+    """The bytes that the rank lacks that lacks most."""
     return max(needed - limit for needed, limit in zip(one.peak_bytes, memory_bytes or (), strict=False))
 
 

@@ -1,4 +1,4 @@
-"""What could run: a schedule with its numbers, and units on its stages.
+"""An option of the search: a schedule with its numbers, and units on its stages.
 
 option  ->  rank of each stage  ->  cost of each stage  ->  actions
 """
@@ -91,7 +91,7 @@ class Option:
 
 
 def _transfer_s(links: Links, rank: int, after: int, stage: StageCost) -> float:
-    """What a stage's result takes to the rank of the next stage."""
+    """The seconds that a stage's result takes to the rank of the next stage."""
     if rank == after:
         return 0.0
     return 2 * links.overhead_s + links.between(rank, after).transfer_s(stage.forward_bytes)

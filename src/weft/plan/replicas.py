@@ -1,4 +1,4 @@
-"""What copies of a pipeline change: optimizer states that they share, and gradients that they add up."""
+"""The cost of several replicas of a pipeline: optimizer states that they share, and gradients that they all-reduce."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sharing_states(graph: Graph, replicas: int) -> Graph:
 
 
 def added_up_s(graph: Graph, partitions: Sequence[int], replicas: int, link: Link) -> float:
-    """How long replicas take to add up the gradients of the rank that has most, in seconds.
+    """The seconds of an all-reduce of the gradients of the rank that has most.
 
     The ring is that of `weft.plan.parallelism.layer.all_reduce_s`, with gradients as large as parameters.
 

@@ -1,4 +1,4 @@
-"""Which split and which schedule take the least time: the choice `auto`.
+"""The split and the schedule that take the least time: the choice `auto`.
 
 Every option is a schedule with its numbers. For each the units are placed on its stages, the step is
 simulated, and what does not fit the memory falls out:
@@ -32,7 +32,7 @@ VISIT = 0.02
 
 @dataclass(frozen=True)
 class Found:
-    """What became of an option. `fault` says why it fell out; then the numbers may be missing."""
+    """The outcome of an option. `fault` says why it fell out; then the numbers may be missing."""
 
     option: Option
     placed: Placed | None = None
@@ -127,7 +127,7 @@ def search(
 
 
 def merit(found: Found) -> tuple[bool, float, int, bool]:
-    """How choices compare: the smaller the better. Each stage more on a rank must gain `VISIT` of the step."""
+    """The key by which choices are compared: the smaller the better."""
     made = found.schedule
     more = len(made.rank_of_stage) / len(made.ranks) - 1 if made is not None else 0.0
     step_s = float(f"{found.step_s * (1 + VISIT * more):.9g}")
@@ -152,7 +152,7 @@ def _line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """What all options are measured by."""
+    """The measures of all options."""
 
     ranks: int
     microbatches: int
@@ -162,7 +162,7 @@ class _Evaluation:
     ahead: int | None
 
     def choice(self, option: Option, layout: tuple[int, ...], placed: Placed | str) -> Found:
-        """What becomes of an option whose units are placed so."""
+        """The outcome of an option whose units are placed so."""
         if isinstance(placed, str):
             return Found(option, fault=placed)
         asked, layout = layout, placed.rank_of_stage or layout
@@ -190,28 +190,28 @@ class _Evaluation:
         )
 
     def _fault(self, peak_bytes: Sequence[int]) -> str:
-        """Which rank has too little memory, if one has."""
+        """The text about a rank that has too little memory; empty if none has."""
         for rank, (needed, limit) in enumerate(zip(peak_bytes, self.memory_bytes or (), strict=False)):
             if needed > limit:
                 return f"rank {rank} needs {format_bytes(needed)}, it has {format_bytes(limit)}"
         return ""
 
     def _least(self, option: Option, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int]:
-        """What each rank needs for "list" to run a single microbatch."""
+        """The bytes of each rank for "list" to run a single microbatch."""
         needed = self._beside(layout, stages)
         for rank, stage in zip(layout, stages, strict=True):
             needed[rank] += max(stage.activation_bytes, stage.weight_bytes * option.splits)
         return needed
 
     def _left(self, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int] | None:
-        """What parameters, and what is computed anew, leave for activations."""
+        """The bytes that parameters, and what is computed anew, leave for activations."""
         if self.memory_bytes is None:
             return None
         taken = self._beside(layout, stages)
         return [max(0, size - own) for size, own in zip(self.memory_bytes, taken, strict=True)]
 
     def _beside(self, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int]:
-        """What each rank takes beside activations that are kept."""
+        """The bytes of each rank beside activations that are kept."""
         parameters, transient = [0] * self.ranks, [0] * self.ranks
         for rank, stage in zip(layout, stages, strict=True):
             parameters[rank] += self.copies * stage.parameter_bytes
@@ -224,7 +224,7 @@ def _splits(made: Schedule) -> bool:
 
 
 def _comes_back(layout: Sequence[int], asked: Sequence[int]) -> str:
-    """Which rank microbatches come back to, where that was not asked for."""
+    """The text about the rank that microbatches come back to, where that was not asked for."""
     pairs = itertools.zip_longest(layout, asked)
     at, rank = next((stage, rank) for stage, (rank, wanted) in enumerate(pairs) if rank != wanted)
     return f"units that must lie together bring microbatches back to rank {rank} after stage {at - 1}"

@@ -53,7 +53,7 @@ def stages_of(
     speeds: Sequence[float] = (),
     placement: Placement | None = None,
 ) -> Placed:
-    """What the stages of a placement cost, for one microbatch.
+    """The stages of a placement and their costs, for one microbatch.
 
     A tensor goes to a rank once: to the first stage there that uses it. What goes to the next stage counts in
     `forward_bytes`, and its gradient in the other's `backward_bytes`; what skips stages is an edge. What is kept
@@ -86,7 +86,7 @@ def on_stages(
     speeds: Sequence[float] = (),
     placement: Any = None,
 ) -> Placed:
-    """What stages cost, as `stages_of` counts it, where no tensor goes to an earlier stage.
+    """The stages and their costs, as `stages_of` counts them, where no tensor goes to an earlier stage.
 
     Args:
         graph: The units.
@@ -266,7 +266,7 @@ class Placer:
 
     @property
     def effort(self) -> int:
-        """How many actions are simulated at most to refine a placement: fewer where all options are too many."""
+        """The most actions to simulate in order to refine a placement: fewer where all options are too many."""
         every = sum(
             actions_of(one, self.ranks, self.microbatches) for one in options(self.ranks, self.microbatches)
         )
@@ -274,7 +274,7 @@ class Placer:
 
     @property
     def ahead(self) -> int | None:
-        """What `search` takes: under a limit on memory a rank never holds more than its list does."""
+        """The argument `ahead` of `search`: under a limit on memory a rank never holds more than its list does."""
         return 0 if self.memory_bytes is None else None
 
     def __call__(self, rank_of_stage: Sequence[int]) -> Placed:
@@ -348,7 +348,7 @@ class Placer:
 def choices(
     placer: Placer, tried: Sequence[Option] | None = None, progress: Progress | None = None
 ) -> list[Found]:
-    """What `search` finds with a placer, after the best few are refined, each for its own schedule."""
+    """The outcomes of `search` with a placer, after the best few are refined, each for its own schedule."""
     ranks, microbatches, links = placer.ranks, placer.microbatches, placer.links
 
     def found_with(

@@ -1,4 +1,4 @@
-"""What a job needs of its storage, and the smallest FSx for Lustre file system that gives it.
+"""The rate that a job needs of its storage, and the smallest FSx for Lustre file system that gives it.
 
 need = bytes read of a step / its time        in the first epoch all of it comes from the storage's disks
 later epochs                                  what lies in the file system's own cache comes over its network instead,
@@ -67,7 +67,7 @@ def given(
     assumed: str = "",
     host_bytes: int = 0,
 ) -> Given:
-    """Whether storage of a rate gives an epoch in time.
+    """The storage of a rate, and whether an epoch ends in time with it.
 
     >>> found = given("--storage-rate", 2e9, 100e9, 30.0)
     >>> found.epoch_s, found.serves
@@ -91,7 +91,7 @@ def need_bytes_per_s(data_bytes: float, epoch_s: float) -> float:
 
 
 def file_system(name: str, capacity_gib: int, data_bytes: float) -> FileSystem:
-    """What a file system of a size gives for data of a size.
+    """The file system of a size, for data of a size.
 
     >>> file_system("SCRATCH_2", 1200, 100e9).first_bytes_per_s / 1e6
     240.0

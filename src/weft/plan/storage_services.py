@@ -1,4 +1,4 @@
-"""What of a storage service a job needs: the fewest units that serve, and connections.
+"""The part of a storage service that a job needs: the fewest units that serve, and connections.
 
     need of a host = need / hosts               at most what a host gets, and what its network cards carry
     connections of a host = need of a host / rate of a connection
@@ -22,7 +22,7 @@ READ_BYTES = 8 * 10**6
 
 @dataclass(frozen=True)
 class Serving:
-    """What a service gives a job.
+    """The part of a service that a job gets.
 
     Attributes:
         name: The service.
@@ -58,7 +58,7 @@ def serving(
     prices: Prices | None = None,
     run_s: float | None = None,
 ) -> Serving:
-    """What of a service serves `hosts` that read `need_bytes_per_s` together, `read_bytes` with each request.
+    """The part of a service that serves `hosts` that read `need_bytes_per_s` together, `read_bytes` with each request.
 
     Args:
         service: Which one.

@@ -108,5 +108,5 @@ def best_turn(
 
 
 def tries(ranks: int, microbatches: int) -> int:
-    """How many candidates are within `EFFORT`: list scheduling simulates several policies for each."""
+    """The number of candidates within `EFFORT`: list scheduling simulates several policies for each."""
     return max(1, EFFORT // (12 * min(microbatches, 4 * ranks) * (2 * ranks - 1)))

@@ -42,7 +42,7 @@ class Clock(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], path: Path) -> Clock:
-        """What `to_record` gave; ``path`` is that of the file, for errors."""
+        """The clock of a record from `to_record`; ``path`` is that of the file, for errors."""
         identity, offset_s = record.get("clock"), record.get("offset_s")
         if isinstance(identity, str) and isinstance(offset_s, float) and abs(offset_s) <= LATEST_S:
             with suppress(ValueError):
@@ -51,7 +51,8 @@ class Clock(NamedTuple):
 
 
 def clock_offset_s() -> float:
-    """What to add to ``perf_counter`` for the wall clock: of several readings the one that took the least time."""
+    """The seconds to add to ``perf_counter`` for the wall clock: of several readings the one that took the least
+    time."""
     readings = []
     for _ in range(16):
         before = time.perf_counter()

@@ -29,7 +29,7 @@ class Control:
         self._seen = self._stamp()
 
     def look(self, now_s: float) -> Detail | None:
-        """What the file asks for, if it has changed; a file that means nothing is told and left alone."""
+        """The file's request, if it has changed; a file that means nothing is told and left alone."""
         if now_s - self._looked_s < EVERY_S:
             return None
         self._looked_s = now_s
@@ -50,7 +50,7 @@ class Control:
         return detail
 
     def _stamp(self) -> tuple[int, int] | None:
-        """What changes when somebody writes the file; nothing without one."""
+        """A value that changes when somebody writes the file; None without one."""
         try:
             found = os.stat(self._path)
         except OSError:

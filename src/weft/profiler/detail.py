@@ -76,7 +76,7 @@ class Detail:
 
 
 def _place(block: int, every: int) -> int:
-    """Which step of a block is kept, from 0: multiples of the golden section are spread evenly and meet no period.
+    """The step of a block that is kept, from 0: multiples of the golden section are spread evenly and meet no period.
 
     >>> [_place(block, 10) for block in range(1, 9)]
     [6, 2, 8, 4, 0, 7, 3, 9]
@@ -88,7 +88,7 @@ EVERYTHING = Detail(everything=True)
 
 
 def parse_detail(text: str) -> Detail:
-    """What a text asks for.
+    """The steps to record in detail, from their text.
 
     Raises:
         ConfigError: It is none.

@@ -41,7 +41,7 @@ Then = Callable[[float, float], None]
 
 
 class Event(Protocol):
-    """What `torch.cuda.Event(enable_timing=True)` can."""
+    """An event of the device, as `torch.cuda.Event(enable_timing=True)`."""
 
     def record(self) -> None: ...
 
@@ -62,7 +62,8 @@ class Moment:
 
 
 class Queued(NamedTuple):
-    """What the device has not passed yet, or what comes behind such. Without an event it is the host's own."""
+    """A span that the device has not passed yet, or that comes behind such a one. Without an event it is the host's
+    own."""
 
     event: Event | None
     recorded_s: float

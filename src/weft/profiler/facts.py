@@ -1,4 +1,4 @@
-"""What a rank is: `rank<N>.facts.json`, written when the rank joins, and again when the models are split."""
+"""The facts of a rank: `rank<N>.facts.json`, written when the rank joins, and again when the models are split."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_facts(folder: Path, facts: Facts, clock: Clock) -> None:
 
 
 def read_facts(path: Path) -> tuple[Facts, Clock]:
-    """What `write_facts` wrote.
+    """The facts that `write_facts` wrote, and the rank's clock.
 
     Raises:
         FormatError: It cannot be read; the error names the fault by its path.

@@ -79,7 +79,7 @@ def _files(path: Path) -> list[str]:
 def _each(
     path: Path, names: list[str], suffix: str, read: Callable[[Path], T], warnings: list[str]
 ) -> Iterator[T]:
-    """What the files with a suffix hold; those that cannot be read are told."""
+    """The content of each file with a suffix; those that cannot be read are told."""
     for name in names:
         if not name.endswith(suffix):
             continue
@@ -99,7 +99,7 @@ def _facts(path: Path, names: list[str], clocks: Clocks, warnings: list[str]) ->
 
 
 def _ranks(facts: Iterable[Facts], headers: Iterable[Header], books: Iterable[StepsFile]) -> Iterator[int]:
-    """How many ranks the job had, as each file says."""
+    """The number of ranks of the job, as each file says."""
     yield from (each.ranks for each in facts)
     yield from (header.ranks for header in headers)
     yield from (book.rank + 1 for book in books)

@@ -256,7 +256,7 @@ class Recorder:
     def _put_if_any(
         self, start_s: float, end_s: float, kind: str, step: int, microbatch: int, peer: int
     ) -> None:
-        """What the device did not notice is left out."""
+        """Records a span of the device, unless it is empty."""
         if end_s > start_s:
             self._put(start_s, end_s, kind, step, microbatch, peer, "", -1)
 

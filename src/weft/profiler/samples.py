@@ -1,4 +1,4 @@
-"""What a host was at each moment, a line each: `host-<name>.system.jsonl`."""
+"""A host's measures at each moment, a line each: `host-<name>.system.jsonl`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _KINDS = tuple(KIND_CODES)
 
 @dataclass(frozen=True)
 class Recording:
-    """What a job recorded.
+    """The spans of all ranks that a job recorded.
 
     Attributes:
         timeline: The spans of all ranks on one clock, which begins with the first span.
@@ -84,13 +84,13 @@ class Clocks:
         self._walls: dict[bytes, float] = {}
 
     def later(self, clock: Clock) -> Offset:
-        """How the times of a file become those of the first one; files of one clock share one offset."""
+        """The offset from the times of a file to those of the first one; files of one clock share one offset."""
         self._walls.setdefault(clock.identity, clock.offset_s)
         return common(self._known, self._walls)[clock.identity]
 
     @property
     def error_s(self) -> float:
-        """How far two of the clocks may be apart; infinite where nobody knows."""
+        """The most that two of the clocks may be apart; infinite where nobody knows."""
         return error_s(common(self._known, self._walls).values()) if self._walls else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What each step was, a line each: `rank<N>.steps.jsonl`, kept for every step, also where spans are not.
+"""The times of each step, a line each: `rank<N>.steps.jsonl`, kept for every step, also where spans are not.
 
 The line of a step is written when the next one begins, because the optimizer, and what the script logs, come after it.
 """
@@ -36,7 +36,7 @@ def steps_path(folder: Path, rank: int) -> Path:
 
 
 class Spent(NamedTuple):
-    """What this process has spent so far: processor time, and how often its threads lost their cores."""
+    """The use of this process so far: processor time, and how often its threads lost their cores."""
 
     cpu_s: float = 0.0
     preempted: int = 0

@@ -1,7 +1,7 @@
 """Reductions in flight, one behind the other: what the reducer launches and later waits for.
 
 An algorithm starts by itself and goes on while the backward pass does. A compressor computes between its messages, so
-each track of the collective has a thread for it, which takes what is launched there in order: the same on every rank.
+each channel of the collective has a thread for it, which takes what is launched there in order: the same on every rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.reduce.channels import COMPRESSED_BYTES, Together, cut, tracks_of
+from weft.reduce.channels import COMPRESSED_BYTES, AllWorks, channels_of, cut
 from weft.reduce.choice import BySize
 from weft.reduce.collective import Collective, SumsPieces, Work
 from weft.reduce.worker import Worker
@@ -45,36 +45,37 @@ class AllReduceQueue:
         self.collective = collective
         self.compression = compression
         self.scale = 1.0 / collective.size if compression is None else 1.0
-        self._tracks = [(track, Worker("weft-reduce")) for track in tracks_of(collective)]
+        self._channels = [(channel, Worker("weft-reduce")) for channel in channels_of(collective)]
         self._states: dict[Any, Any] = {}
 
     def launch(self, number: int, flat: torch.Tensor) -> Work:
         """Start to replace ``flat`` (1-D, contiguous, scaled) by the average; ``number`` names it in every step."""
         if self.compression is None:
             return self.collective.all_reduce(flat)
-        several = self.compression.divisible and len(self._tracks) > 1
+        several = self.compression.divisible and len(self._channels) > 1
         pieces = cut(flat, COMPRESSED_BYTES) if several else [flat]
-        return Together([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
+        return AllWorks([self._start(self.compression, (number, i), piece) for i, piece in enumerate(pieces)])
 
     def in_place(self, size_bytes: int) -> SumsPieces | None:
-        """What averages gradients of so many bytes where they are, without a flat tensor; ``None`` if nothing does."""
+        """The collective that averages so many bytes of gradients where they are, without a flat tensor; ``None`` if
+        none does."""
         collective = self.collective
         if isinstance(collective, BySize):
             collective = collective.find(size_bytes)
         return collective if self.compression is None and isinstance(collective, SumsPieces) else None
 
     def _start(self, compression: Compression, name: tuple[int, int], flat: torch.Tensor) -> Work:
-        """Average a piece; it has a state, and a track, for good."""
+        """Average a piece; it has a state, and a channel, for good."""
         kept = (*name, flat.numel(), flat.dtype, flat.device)
         if kept not in self._states:
-            turn = len(self._states) % len(self._tracks)
-            self._states[kept] = (compression.init(*kept[2:], self.collective.size), *self._tracks[turn])
-        state, track, worker = self._states[kept]
+            turn = len(self._states) % len(self._channels)
+            self._states[kept] = (compression.init(*kept[2:], self.collective.size), *self._channels[turn])
+        state, channel, worker = self._states[kept]
         stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None
 
         def step() -> None:
             with torch.cuda.stream(stream):
-                result = compression.update(state, flat, track)
+                result = compression.update(state, flat, channel)
                 if result is not flat:
                     flat.copy_(result.view_as(flat))
 
@@ -86,6 +87,6 @@ class AllReduceQueue:
 
     def close(self) -> None:
         """End the threads and the collective; nothing is in flight."""
-        for _, worker in self._tracks:
+        for _, worker in self._channels:
             worker.close()
         self.collective.close()

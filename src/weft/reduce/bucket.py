@@ -1,4 +1,4 @@
-"""Which gradients travel together: buckets, filled in the order in which the backward pass produces gradients.
+"""Buckets: gradients that travel together, in the order in which the backward pass produces them.
 
     order of arrival    head.bias  head.weight  block2.weight  block1.weight  embedding
     cap                 |---- bucket 0 ------|  |------ bucket 1 ---------|  | bucket 2 |

@@ -1,19 +1,19 @@
 """Several collectives side by side over the same ranks, so that the wire is busy while the processors are, too.
 
 A sum in two levels is reduced inside the host, then on the wire, then gathered inside the host; a compression works
-before and after each message. On one track these steps come one after the other:
+before and after each message. On one channel these steps come one after the other:
 
-    one track      inside  wire----  inside  inside  wire----  inside  inside  wire----  inside
+    one channel    inside  wire----  inside  inside  wire----  inside  inside  wire----  inside
 
-Here large tensors are cut into pieces, pieces take tracks in turns, and each track has a thread, groups and shared
-memory of its own:
+Here large tensors are cut into pieces, pieces take channels in turns, and each channel has a thread, groups and
+shared memory of its own:
 
-    track 0        inside  wire----  inside          inside  wire----  inside
-    track 1                inside  .wire----  inside         inside  .wire----  inside
-    track 2                        inside  ..wire----  inside
+    channel 0      inside  wire----  inside          inside  wire----  inside
+    channel 1              inside  .wire----  inside         inside  .wire----  inside
+    channel 2                      inside  ..wire----  inside
 
-A track does its pieces in the order of the calls, and which track a piece takes follows from the calls alone. So the
-ranks meet in each track as they do in one collective, and no track ever waits for another.
+A channel does its pieces in the order of the calls, and which channel a piece takes follows from the calls alone. So
+the ranks meet in each channel as they do in one collective, and no channel ever waits for another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPRESSED_BYTES = 8 << 20
 """Of pieces that are compressed: what a piece costs besides its values weighs more where few bytes go."""
 
 
-class Together:
+class AllWorks:
     """Works that are one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
@@ -46,26 +46,26 @@ class Together:
 class Channels:
     """A collective over several alike ones, which belong to it; see the module. ``group``: all ranks."""
 
-    def __init__(self, group: dist.ProcessGroup, tracks: Sequence[Collective]) -> None:
+    def __init__(self, group: dist.ProcessGroup, channels: Sequence[Collective]) -> None:
         self.group = group
-        self.tracks = tuple(tracks)
+        self.channels = tuple(channels)
         self._next = 0
 
     @property
     def size(self) -> int:
-        return self.tracks[0].size
+        return self.channels[0].size
 
     def all_reduce(self, flat: torch.Tensor) -> Work:
         """Start to replace ``flat`` by its sum over the ranks; see ``Collective``."""
         works = []
         for piece in cut(flat, PIECE_BYTES):
-            works.append(self.tracks[self._next].all_reduce(piece))
-            self._next = (self._next + 1) % len(self.tracks)
-        return works[0] if len(works) == 1 else Together(works)
+            works.append(self.channels[self._next].all_reduce(piece))
+            self._next = (self._next + 1) % len(self.channels)
+        return works[0] if len(works) == 1 else AllWorks(works)
 
     def close(self) -> None:
-        """Close each track; nothing is in flight."""
-        for each in self.tracks:
+        """Close each channel; nothing is in flight."""
+        for each in self.channels:
             each.close()
 
 
@@ -79,6 +79,6 @@ def cut(flat: torch.Tensor, most_bytes: int) -> list[torch.Tensor]:
     return [flat[start:stop] for start, stop in bounds(flat.numel(), count)]
 
 
-def tracks_of(collective: Collective) -> tuple[Collective, ...]:
-    """The tracks of a collective; itself if it has none."""
-    return collective.tracks if isinstance(collective, Channels) else (collective,)
+def channels_of(collective: Collective) -> tuple[Collective, ...]:
+    """The channels of a collective; itself if it has none."""
+    return collective.channels if isinstance(collective, Channels) else (collective,)

@@ -1,4 +1,4 @@
-"""Which algorithm adds up: by name, or measured at the start on the ranks and links that are there."""
+"""The choice of an all-reduce: by name, or measured at the start on the ranks and links that are there."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def choose(
     compressed: bool = False,
     timeout: timedelta = TIMEOUT,
 ) -> Collective:
-    """The collective that adds up gradients over a group. Every rank of the group calls it alike.
+    """The collective that all-reduces gradients over a group. Every rank of the group calls it alike.
 
     Args:
         group: The ranks; the group is used for sums by nobody else from now on.
@@ -103,10 +103,10 @@ def choose(
 def _hierarchical(
     group: dist.ProcessGroup, hosts: Sequence[Hashable], device: torch.device, timeout: timedelta
 ) -> Collective:
-    """On GPUs one track: kernels of several NCCL groups at once may wait for each other's place on the device."""
+    """On GPUs one channel: kernels of several NCCL groups at once may wait for each other's place on the device."""
     count = TRACKS if device.type == "cpu" else 1
-    tracks = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
-    return Channels(group, tracks) if count > 1 else tracks[0]
+    channels = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
+    return Channels(group, channels) if count > 1 else channels[0]
 
 
 def _check_shared(hosts: Sequence[Hashable], device: torch.device) -> None:

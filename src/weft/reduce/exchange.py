@@ -1,4 +1,4 @@
-"""What algorithms and compressors ask of a process group beyond a sum: pieces from all ranks, pieces to all ranks."""
+"""Calls of a process group beyond a sum, for algorithms and compressors: pieces from all ranks, pieces to all ranks."""
 
 from __future__ import annotations
 

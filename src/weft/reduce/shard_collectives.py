@@ -1,4 +1,4 @@
-"""Tensors of which each rank of a group has a part along a dimension: added up, handed out, put together.
+"""Collectives on tensors that are sharded along a dimension: all-reduce, all-gather, reduce-scatter.
 
 CPU ranks of one host do it through memory that they share, straight from the tensors and into them: parts along an
 inner dimension are rows with gaps between them. Other ranks use the group's own collectives, for which parts are put in
@@ -23,8 +23,8 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Parts:
-    """What the ranks of a group do with tensors in parts; all make the same calls in the same order.
+class ShardCollectives:
+    """The collectives of a group on sharded tensors; all ranks make the same calls in the same order.
 
     Args:
         group: The ranks.
@@ -38,7 +38,7 @@ class Parts:
     @classmethod
     def connect(
         cls, group: dist.ProcessGroup, device: torch.device, timeout: timedelta | None = None
-    ) -> Parts:
+    ) -> ShardCollectives:
         """Through shared memory, if all ranks have it. Every rank of the group calls it.
 
         Args:
@@ -56,7 +56,7 @@ class Parts:
         return cls(group, memory)
 
     @torch.no_grad()
-    def add_up(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace a contiguous tensor, as large on each rank, by its sum over the ranks."""
         if self.memory is not None and carries(tensor):
             self.memory.all_reduce(tensor.view(-1))
@@ -64,7 +64,7 @@ class Parts:
             dist.all_reduce(tensor, group=self.group)
 
     @torch.no_grad()
-    def together(self, part: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor, dim: int) -> torch.Tensor:
         """The ranks' parts, all as large, behind each other along a dimension."""
         if self.memory is None or not carries(part):
             flat = part.new_empty((self.size, *part.shape))
@@ -79,7 +79,7 @@ class Parts:
         return whole
 
     @torch.no_grad()
-    def add_up_parts(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part along a dimension, which the ranks divide, of the sum of the ranks' tensors."""
         tensor = tensor.contiguous()
         shape = list(tensor.shape)

@@ -1,4 +1,4 @@
-"""Which part of a flat tensor is whose: equal shards, so that every rank moves as much as any other."""
+"""The bounds of each rank's shard of a flat tensor: equal shards, so that every rank moves as much as any other."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class _Pass:
             place += piece.numel()
 
     def shared(self, round: int, owner: int, place: int, like: torch.Tensor) -> torch.Tensor:
-        """What stands in the owner's slot at that place."""
+        """The tensor in the owner's slot at that place."""
         found = self.slots[(self.first + round) % SLOTS][owner][place : place + like.numel()]
         return found if like.dim() == 1 else found.view(like.shape)
 
@@ -203,10 +203,10 @@ class HostMemory:
         if len(small) < 2:
             self._run(tensors, scatter=True, gather=True, scale=scale)
             return
-        together = torch.cat(small)
+        flat = torch.cat(small)
         large = [tensor for tensor in tensors if tensor.numel() > _SMALL]
-        self._run([*large, together], scatter=True, gather=True, scale=scale)
-        torch.split_with_sizes_copy(together, [tensor.numel() for tensor in small], out=small)
+        self._run([*large, flat], scatter=True, gather=True, scale=scale)
+        torch.split_with_sizes_copy(flat, [tensor.numel() for tensor in small], out=small)
 
     def reduce_scatter(self, flat: torch.Tensor, scale: float = 1.0) -> None:
         """Replace this rank's shard of ``flat`` by the sum over the members of ``scale`` times it; the rest stays."""
@@ -286,7 +286,7 @@ class HostMemory:
                     for rank in range(self.size)
                 ]
                 total = run.shared(round, self.rank, place, mine)
-                self._add_up(parts, run.scale, total)
+                self._sum_parts(parts, run.scale, total)
                 mine.copy_(total)
             else:
                 first, *rest = (run.shared(round, rank, place, mine) for rank in self._others)
@@ -295,7 +295,7 @@ class HostMemory:
                     mine.add_(part)
         self._counters[self.rank][_REDUCED] = number + 1
 
-    def _add_up(self, parts: Sequence[torch.Tensor], scale: float, total: torch.Tensor) -> None:
+    def _sum_parts(self, parts: Sequence[torch.Tensor], scale: float, total: torch.Tensor) -> None:
         """Write the sum of the parts, in their order, into ``total``; the own one counts ``scale`` times."""
         weights = [scale if rank == self.rank and scale != 1.0 else 1 for rank in range(self.size)]
         one, other = (0, 1) if weights[0] == 1 else (1, 0)  # only the second of two can have a weight

@@ -111,7 +111,7 @@ def _event(span: Span, thread: int, start_s: float) -> Event:
 
 
 def event_name(span: Span) -> str:
-    """What a span is called: `backward 5`, say."""
+    """The name of a span: `backward 5`, say."""
     name = "step" if span.kind == "step" else STYLES[span.kind].name
     number = span.step if span.kind == "step" else span.microbatch
     return f"{name} {number}" if number >= 0 else name
@@ -140,7 +140,8 @@ def _arrows(timeline: Timeline, rows: dict[Span, Place]) -> Iterator[Event]:
 
 
 def _held(timeline: Timeline) -> Iterator[Event]:
-    """How many microbatches a rank holds: those whose forward pass began and whose backward pass has not ended."""
+    """The number of microbatches that a rank holds: those whose forward pass began and whose backward pass has not
+    ended."""
     for rank in timeline.ranks:
         first: dict[tuple[int, int], float] = {}
         last: dict[tuple[int, int], float] = {}

@@ -25,7 +25,7 @@ def embed(value: Any) -> str:
 
 
 def kinds() -> list[dict[str, Any]]:
-    """How each kind of span looks."""
+    """The colours and pattern of each kind of span."""
     return [
         {
             "kind": kind,
@@ -41,7 +41,7 @@ def kinds() -> list[dict[str, Any]]:
 
 
 def page_data(timelines: Iterable[dict[str, Any]], tick_ns: int = 1) -> dict[str, Any]:
-    """What `spans.js` reads: timelines of `timeline_data`, made with the same tick."""
+    """The value that `spans.js` reads: timelines of `timeline_data`, made with the same tick."""
     return {"kinds": kinds(), "tile": TILE, "tick": tick_ns, "timelines": list(timelines)}
 
 

@@ -89,7 +89,7 @@ def _summary(entry: Entry) -> str:
 
 
 def legend(kinds: Iterable[str]) -> str:
-    """What the kinds of spans look like, as items of a list; their patterns are there for the whole page."""
+    """The legend of the kinds of spans, as items of a list; their patterns are there for the whole page."""
     kinds = set(kinds)
     return "".join(
         f'<li>{_swatch(kind)}<span>{text(style.name)}</span></li>'

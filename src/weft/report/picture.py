@@ -142,7 +142,7 @@ class _Lanes:
 
 
 def told(span: Span) -> str:
-    """What a pointer that rests on the box is shown."""
+    """The text shown to a pointer that rests on the box."""
     label = f" ({span.label})" if span.label else ""
     parts = [
         f"{name} {number}"

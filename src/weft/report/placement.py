@@ -1,4 +1,4 @@
-"""How evenly a model is split: a value that prints as a table, and says what is wrong with it."""
+"""The evenness of a model's split: a value that prints as a table, and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 20
 
 
 class Share(NamedTuple):
-    """What one partition has of a model.
+    """The share of a model on one partition.
 
     Attributes:
         units: How many units lie on it.
@@ -61,7 +61,7 @@ class ModelPlacement:
 
     @property
     def shares(self) -> list[Share]:
-        """What each partition has, in rank order."""
+        """The share of each partition, in rank order."""
         time_ms = sum(map(_time_ms, self.units)) or 1.0
         memory = sum(unit.memory_bytes for unit in self.units) or 1
         found = []
@@ -78,7 +78,7 @@ class ModelPlacement:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes steps slower than they need be, and what to do."""
+        """Warnings about what makes steps slower than they need be, and what to do."""
         return [*self._overlap(), *self._uneven()]
 
     def _overlap(self) -> Iterator[str]:
@@ -165,7 +165,7 @@ class PartitionReport:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes steps slower than they need be, and what to do."""
+        """Warnings about what makes steps slower than they need be, and what to do."""
         return [warning for model in self.models if model.units for warning in model.warnings]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a picture consists of, before it is SVG or PNG. Lengths are in pixels, y grows downwards."""
+"""The shapes of a picture, before it is SVG or PNG. Lengths are in pixels, y grows downwards."""
 
 from __future__ import annotations
 

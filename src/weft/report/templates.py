@@ -40,7 +40,7 @@ def environment(of: str, instead: str) -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What a template writes: of a text from outside, what cannot be seen is written out."""
+    """The text that a template writes: of a text from outside, what cannot be seen is written out."""
     is_markup = hasattr(value, "__html__")
     return visible(value, LINES) if isinstance(value, str) and not is_markup else value
 

@@ -55,7 +55,7 @@ class PlacementRow(NamedTuple):
 
 
 def placement_table(rows: Iterable[PlacementRow]) -> str:
-    """What lies where, partition by partition, with each unit's share of the time.
+    """The units of each partition, with each one's share of the time.
 
     >>> rows = [PlacementRow("head", 1, 2000, 8192, 1.0, 2.0), PlacementRow("embedding", 0, 1000, 4096, 0.4, 0.6)]
     >>> print(placement_table(rows))

@@ -1,4 +1,4 @@
-"""What makes a run slow or wrong: each rule looks for one thing and says what to change.
+"""Rules about runs that are slow or wrong: each looks for one thing and says what to change.
 
 rules(parameters)   the rules, with thresholds as the user wants them
 judge(rules, ...)   a finding of each

@@ -1,4 +1,4 @@
-"""Which findings end a program with an exit code of their own, as ``--fail-on`` names them."""
+"""Findings that end a program with an exit code of their own, as ``--fail-on`` names them."""
 
 from __future__ import annotations
 

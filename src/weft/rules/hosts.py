@@ -38,7 +38,7 @@ def hosts(analysis: Analysis) -> list[Host]:
 
 
 def worst(rule: Rule, analysis: Analysis, judge: Callable[[Host], Finding]) -> Finding:
-    """What a rule finds on the host with the worst finding; of several that with the largest gain, which is named."""
+    """The finding of a rule on the host with the worst one; of several that with the largest gain, which is named."""
     every = hosts(analysis)
     found = [(judge(host), host) for host in every]
     if not found:

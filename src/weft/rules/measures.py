@@ -1,4 +1,4 @@
-"""What several rules measure of a run."""
+"""Measures of a run that several rules use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def number_of(analysis: Analysis, setting: str, otherwise: int = 1) -> int:
 
 
 def partitions(analysis: Analysis) -> int:
-    """How many partitions the model has."""
+    """The number of partitions of the model."""
     return max(1 + max(analysis.partitions.values(), default=0), number_of(analysis, "partitions"))
 
 
@@ -148,7 +148,7 @@ def host_inside_s(analysis: Analysis) -> dict[int, float]:
 
 
 def core_time(analysis: Analysis, rank: int) -> float | None:
-    """What share of the time in which it did not wait a rank had its core, the median of its steps; None if not known.
+    """The share of its working time in which a rank had its core, the median of its steps; None if not known.
 
     It is compared with all that the processor time covers: work, and Python between. Not known on a GPU, which works
     while the thread waits, and with TensorFlow, of which the time of all threads together is measured.

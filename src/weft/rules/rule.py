@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds.
+"""Rules, and their findings.
 
 A rule of one's own is a class of ten lines:
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """How a rule ended, the worst last."""
+    """The outcome of a rule, the worst last."""
 
     NOT_APPLICABLE = "not applicable"
     NOT_ENOUGH_DATA = "not enough data"
@@ -49,7 +49,7 @@ FOUND = (Status.INFO, Status.WARNING, Status.CRITICAL)
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule says of a run.
+    """The finding of a rule about a run.
 
     Attributes:
         rule: The rule's name.
@@ -74,7 +74,7 @@ class Finding:
 
 
 class Said(TypedDict, total=False):
-    """What a rule may say besides its sentence: fields of `Finding`."""
+    """The arguments of a finding besides its sentence: fields of `Finding`."""
 
     evidence: Mapping[str, object]
     advice: Iterable[str]
@@ -98,7 +98,7 @@ class Rule(ABC):
 
     @abstractmethod
     def evaluate(self, analysis: Analysis) -> Finding:
-        """What it says of the run."""
+        """The finding about the run."""
 
     @property
     def name(self) -> str:
@@ -165,7 +165,7 @@ class Rule(ABC):
 
 
 def judge(rules: Iterable[Rule], analysis: Analysis) -> list[Finding]:
-    """What the rules find, one finding each; a rule that raises has the status `ERROR`."""
+    """The findings of the rules, one each; a rule that raises has the status `ERROR`."""
     found = []
     for rule in rules:
         if len(analysis.usual_steps) < rule.least_steps:

@@ -18,7 +18,7 @@ Weight = Callable[[Finding], tuple[bool, bool, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to look at first.
+    """The finding to look at first.
 
     Attributes:
         text: One sentence.
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdict:
-    """What comes first of what rules found.
+    """The first cause among findings, and all others under it.
 
     Causes are ordered by weight: first what is critical and loses the run (`Rule.loses_run`: a lost loss, a full
     memory), then by status, then by gain, where one that is not known counts as none, then as they come. Status comes
@@ -130,7 +130,7 @@ def _cause(
 
 
 def _weight_by(rules: Iterable[Rule]) -> Weight:
-    """How findings of these rules compare: the smaller, the earlier it is told."""
+    """The key by which findings of these rules are sorted: the smaller, the earlier it is told."""
     losing = {rule.name for rule in rules if rule.loses_run}
 
     def weight(finding: Finding) -> tuple[bool, bool, float]:

@@ -103,7 +103,7 @@ class Growth:
         self._usual_bytes = 0
 
     def look(self) -> None:
-        """What was held a few steps after the start, or after memory was given back, is the usual."""
+        """Counts a step; now and then gives memory back to the system if more is held than usual."""
         self._steps += 1
         if self._steps % EVERY:
             return

@@ -31,7 +31,7 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 
 @dataclass
 class Hooks:
-    """What a frontend does before turns (random states, say), and whom it tells what the rank does.
+    """The calls of a frontend before a microbatch goes on (random states, say), and those told what the rank does.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now; ``leave()`` is
     called by a thread that worked and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer,
@@ -47,7 +47,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Checks:
-    """What looks after the ranks of one step: both raise if the ranks have diverged.
+    """Checks that the ranks of one step agree: both raise if the ranks have diverged.
 
     ``before_wait()`` is called before every wait, ``while_waiting(seconds)`` once a second while one lasts.
     """
@@ -145,14 +145,14 @@ class Executor:
         self._back.acquire(timeout=1)
 
     def _choose(self) -> Microbatch | tuple[int, int] | None:
-        """What has the turn next: the best one by the list, or the one that another rank has chosen."""
+        """The task that runs next: the best one by the list, or the one that another rank has chosen."""
         if self.turns is None or self.turns.leads:
             return self._best()
         turn = self.turns.told()
         return None if turn is None else self._find(turn)
 
     def _find(self, turn: Turn) -> Microbatch | tuple[int, int] | None:
-        """What another rank has given the turn to; None as long as it cannot run here."""
+        """The task that another rank has chosen; None as long as it cannot run here."""
         index, stage = turn
         if stage >= 0 and (stage, index) in self._tasks:
             return stage, index

@@ -25,7 +25,7 @@ POLL_S = 1.0
 
 
 class Turn(NamedTuple):
-    """What has the turn: a microbatch (its stage is -1), or weight gradients of a microbatch in a stage."""
+    """The task that runs: a microbatch (its stage is -1), or weight gradients of a microbatch in a stage."""
 
     microbatch: int
     stage: int = -1
@@ -102,7 +102,7 @@ class LockstepOrder:
             self._channel.send(peer, Message(self._key, text=text))
 
     def _look(self) -> str | None:
-        """What the first rank has told next, if that is known."""
+        """The task that the first rank has told next, if that is known."""
         if self._told is None:
             message = self._channel.mailbox.take(self._first, self._key)
             self._told = None if message is None else message.text or ""
@@ -126,7 +126,7 @@ class LockstepOrder:
 
 
 def differing(first: str, own: str) -> str:
-    """What to say where ranks that must do the same in one order do not."""
+    """The error text where ranks that must do the same in one order do not."""
     return (
         "ranks that hold parts of the same weights run different programs: in the same place the first of them "
         f"{first}, and this one {own}. All of them call the same modules, and look at the same tensors, in the same "

@@ -99,7 +99,7 @@ def make(
 
 
 def _misplaced(name: str, chunks: int | None, given: Mapping[str, object]) -> list[str]:
-    """What the schedule does not take, or needs."""
+    """Faults of arguments that the schedule does not take, or needs."""
     faults = []
     for what, owner in (("costs", "list"), ("memory_bytes", "list"), ("text", "file")):
         if given[what] is not None and name != owner:

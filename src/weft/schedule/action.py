@@ -29,7 +29,7 @@ _TEXT = re.compile(rf"([0-9]+)({'|'.join(KINDS)})([0-9]+)")
 
 
 class Action(NamedTuple):
-    """What a rank does with one microbatch in one stage.
+    """An action of a rank: one microbatch in one stage.
 
     >>> str(Action(2, "F", 0)), Action.parse("2F0")
     ('2F0', Action(stage=2, kind='F', microbatch=0))

@@ -1,4 +1,4 @@
-"""What makes a schedule legal, as one table, and the one checker that reads it.
+"""The conditions of a legal schedule, as one table, and the one checker that reads it.
 
 action   needs, of the same microbatch             where
 F(s)     F(s - 1)                                  s > 0

@@ -1,4 +1,5 @@
-"""What an executor needs of a schedule, for one rank. It knows no threads, so an executor of any kind can take it."""
+"""The order of a schedule's actions for one rank, as an executor needs it. It knows no threads, so an executor of
+any kind can take it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ LAST = 1 << 59
 
 @dataclass(frozen=True)
 class Order:
-    """What an executor needs of a schedule for one rank.
+    """The order of a schedule's actions for one rank, as an executor needs it.
 
     ``position``: by (phase, stage, microbatch), with "B" for an I too; ``limit``: the most (stage, microbatch) in
     flight; ``first``: the rank's first stage; ``later``: the (stage, microbatch) whose backward pass is I and W;

@@ -25,17 +25,17 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.rank_of_stage)
 
     @cached_property
     def microbatches(self) -> int:
-        """How many microbatches make the step: one more than the highest number among the actions."""
+        """The number of microbatches of the step: one more than the highest number among the actions."""
         return 1 + max((action.microbatch for actions in self.ranks for action in actions), default=-1)
 
 
 def loop(ranks: int, chunks: int = 1) -> tuple[int, ...]:
-    """Stages dealt out in turn: stage `s` is on rank `s` modulo `ranks`.
+    """Stages over the ranks in turn: stage `s` is on rank `s` modulo `ranks`.
 
     >>> loop(3, 2)
     (0, 1, 2, 0, 1, 2)

@@ -22,7 +22,7 @@ from weft.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Kind:
-    """What the name of a schedule decides.
+    """The properties of a schedule that follow from its name.
 
     Attributes:
         title: What the field calls it, as log lines and tables show it.
@@ -31,7 +31,7 @@ class Kind:
         limited: Whether a rank keeps to a limit on its microbatches in flight.
         splits: Whether backward passes are I and W.
         early: Whether a rank may start one microbatch more than its list holds, while it would wait.
-        measured: Whether the deciding rank measures what units and messages take, and tells the others the schedule.
+        measured: Whether the first rank measures what units and messages take, and tells the others the schedule.
         timed: Whether the schedule follows from measured times, and so from chance.
     """
 

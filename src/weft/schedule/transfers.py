@@ -50,7 +50,7 @@ def with_transfers(schedule: Schedule) -> list[list[Action]]:
 
 
 def _needs(action: Action, stages: int) -> set[tuple[int, str, int]]:
-    """What comes from another stage; B stands for I too."""
+    """The results of other stages that an action needs; B stands for I too."""
     stage, kind, i = action
     if kind == "F" and stage > 0:
         return {(stage - 1, "F", i)}

@@ -19,7 +19,7 @@ class BytesPort(Protocol):
         """The content that rank ``source`` of the job gives, on every rank; what the others give does not count."""
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """What every rank gives, in the group's order, on every rank."""
+        """The bytes of every rank, in the group's order, on every rank."""
 
 
 class Alone:

@@ -1,4 +1,4 @@
-"""How the arguments of a step are cut into microbatches, as its decorator says, and what can be wrong with that."""
+"""The cut of a step's arguments into microbatches, as its decorator says, and the faults that it can have."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Joined:
 
     def units(self, size: int) -> int:
         """Into how many pieces a mini-batch of ``size`` rows can be cut at most."""
-        together = self.rows * self.blocks
-        return size // together if together and size % together == 0 else 1
+        rows_at_once = self.rows * self.blocks
+        return size // rows_at_once if rows_at_once and size % rows_at_once == 0 else 1
 
     def ranges(self, size: int, count: int, index: int) -> list[tuple[int, int]]:
         """First and one past the last row of microbatch ``index`` of ``count`` in each block.
@@ -43,7 +43,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the arguments of one step function are cut.
+    """The cut of the arguments of one step function.
 
     ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
     sizes of microbatches may differ by one. ``joined``: the rows that no cut may part. ``adapts``: a mini-batch of

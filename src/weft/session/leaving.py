@@ -45,8 +45,8 @@ def leave(session: Session, channels: Sequence[Channel]) -> None:
     if session.findings is not None:
         session.findings.close()
         session.tell_findings(None)
-    together = session.monitor.finish()
+    all_finished = session.monitor.finish()
     for channel in channels:
         channel.close()
-    for channel in channels if together else ():
+    for channel in channels if all_finished else ():
         channel.join()

@@ -1,4 +1,4 @@
-"""What a step returns is no tensor: using it as one is an error that says what to do."""
+"""Results of a step are no tensors: using one as such is an error that says what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.errors import UsageError
 
 
 class NoTensorError(UsageError, AttributeError, TypeError):
-    """What a step returns was used as a tensor."""
+    """A result of a step was used as a tensor."""
 
 
 class NotATensor:

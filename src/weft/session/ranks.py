@@ -11,7 +11,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """The number of processes of the job."""
     return session().place.world_size
 
 
@@ -21,7 +21,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many processes of the job run on this host."""
+    """The number of processes of the job on this host."""
     return session().place.local_size
 
 
@@ -31,7 +31,7 @@ def pp_rank() -> int:
 
 
 def pp_size() -> int:
-    """How many partitions the model has."""
+    """The number of partitions of the model."""
     return session().mesh.size("pp")
 
 
@@ -51,17 +51,17 @@ def rdp_rank() -> int:
 
 
 def rdp_size() -> int:
-    """How many processes hold the same part of the model."""
+    """The number of processes that hold the same part of the model."""
     return session().mesh.size("rdp")
 
 
 def dp_rank() -> int:
-    """Which copy of the data pipeline this process reads: shard and seed data by it."""
+    """The number of this process's shard of the data: shard and seed data by it."""
     return session().position("dp")
 
 
 def dp_size() -> int:
-    """How many different shards of the data there are."""
+    """The number of different shards of the data."""
     return session().mesh.size("dp")
 
 

@@ -37,7 +37,7 @@ UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 
 @dataclass(frozen=True)
 class Process:
-    """What a recording tells of this process beside what the session knows.
+    """The facts of this process that a recording tells beside what the session knows.
 
     Attributes:
         device: Where its part of the model lies.
@@ -161,7 +161,7 @@ def tell_plan(session: Session, planned: Planned | None) -> None:
 
 
 def tell_facts(session: Session, **found: object) -> None:
-    """What a frontend found of the run, kept beside its settings: rules read it."""
+    """Adds facts that a frontend found of the run to the recording, beside its settings: rules read them."""
     session.found |= found
     try:
         tell(session, session.process or Process())

@@ -79,7 +79,7 @@ class Session:
         asked: Whether the script has asked in this rehearsal if it is one.
         first_inputs: Whether only the inputs of the pipeline's first rank count.
         seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
-        chosen: The schedule that the deciding rank has made, where one was made.
+        chosen: The schedule that the first rank has made, where one was made.
         watch: Who compares steps with the prediction of `chosen`.
         changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
@@ -146,7 +146,7 @@ class Session:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective waits for the other ranks."""
+        """The time that a collective waits for the other ranks."""
         return timeout_of(self.settings)
 
     # --- models ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Session:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """What this rank does outside of microbatches, for reports of ranks that fail or wait."""
+        """Notes what this rank does outside of microbatches, for reports of ranks that fail or wait."""
         self.check_outside(what)
         self.waits.append(what)
         self.monitor.note("collective", self.steps, None, what)
@@ -274,10 +274,10 @@ class Session:
 
 
 def wait_timeout_s(settings: Settings) -> float:
-    """How long a rank waits: longer than the judge, who knows whom to blame."""
+    """The seconds that a rank waits: longer than the judge, who knows whom to blame."""
     return settings.wait_timeout + JUDGE_S
 
 
 def timeout_of(settings: Settings) -> timedelta:
-    """How long a collective waits for the other ranks."""
+    """The time that a collective waits for the other ranks."""
     return timedelta(seconds=wait_timeout_s(settings))

@@ -59,7 +59,7 @@ def refuse_differing(step: int, told: Mapping[int, Mapping[str, str]]) -> None:
 
 @dataclass
 class StepCheck:
-    """What the peers said that they were called with in this step, and what the first one told, which all use.
+    """The comparison of the ranks' calls of one step, and the first rank's decision, which all use.
 
     Attributes:
         channel: Between the ranks of the pipeline.
@@ -82,7 +82,8 @@ class StepCheck:
     waiting: list[int] = field(default_factory=list)
 
     def begin(self, own: Any) -> Any:
-        """What the pipeline's first rank gave for ``own`` (JSON). The peers are told what this rank was called with.
+        """The decision of the pipeline's first rank, ``own`` (JSON) there. The peers are told what this rank was
+        called with.
 
         The others wait for the first rank: they could not run before it has begun anyway.
         """

@@ -1,4 +1,4 @@
-"""What a framework says of objects that go from rank to rank."""
+"""A framework's answers about objects that go from rank to rank."""
 
 from __future__ import annotations
 

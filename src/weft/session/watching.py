@@ -1,4 +1,4 @@
-"""What people see while a job of any framework runs: the line of progress, and the values that the script says."""
+"""The views of a running job of any framework: the line of progress, and the values that the script says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine must know of the stages and of what connects their ranks."""
+"""Costs of the stages, and links between their ranks, as the engine needs them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _no_link(sender: int, receiver: int) -> Link:
 
 @dataclass(frozen=True)
 class Links:
-    """How tensors go from rank to rank.
+    """The links between ranks.
 
     Attributes:
         between: The link from one rank to another, for example `Cluster.link`; takes no time if not given.

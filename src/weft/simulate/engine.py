@@ -36,7 +36,7 @@ def simulate(
     optimizer_s: Sequence[float] = (),
     copies: int = COPIES,
 ) -> Simulation:
-    """What a step takes: who runs what when, and the peak memory of each rank.
+    """The simulation of a step: who runs what when, and the peak memory of each rank.
 
     Args:
         actions: For each rank its list of F, B, I and W; legal, see `weft.schedule.legal`.

@@ -62,7 +62,7 @@ def executed_order(
 
 
 class _Rank:
-    """What one rank knows: which of its actions could run, which microbatches it has begun, what it holds.
+    """The state of one rank: which of its actions could run, which microbatches it has begun, what it holds.
 
     Actions are named by their position in its list.
     """
@@ -115,7 +115,7 @@ class _Rank:
             heapq.heappush(self.ready, number)
 
     def choose(self) -> int | None:
-        """What the rank runs now: it is taken from what could run."""
+        """The action that the rank runs now: it is taken from what could run."""
         while True:
             best = self.ready[0] if self.ready else None
             enter = self._enter()

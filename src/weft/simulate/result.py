@@ -1,4 +1,4 @@
-"""What a simulation found: the step time, who was idle when, the peak memory, and the timeline."""
+"""The result of a simulation: the step time, who was idle when, the peak memory, and the timeline."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 
 
 class Crossing(NamedTuple):
-    """What goes from one rank to another when a point is done."""
+    """A message from one rank to another when a point is done."""
 
     target: int
     """The point that waits for it."""

@@ -60,7 +60,7 @@ def traced_graph(found: Sequence[Any], microbatches: int = 1) -> Graph:
 
 
 def _start(loss: Callable[..., Any] | None, result: Any, batch: Any) -> Any:
-    """What the backward pass begins at: one number."""
+    """The number at which the backward pass begins."""
     if loss is not None:
         return loss(result, batch) if len(inspect.signature(loss).parameters) > 1 else loss(result)
     parts = result.values() if isinstance(result, Mapping) else tf.nest.flatten(result)

@@ -91,7 +91,7 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
 
 
 def _process(joined: Session) -> recording.Process:
-    """What a recording tells of this process."""
+    """The facts of this process for a recording."""
     limit = int(joined.settings.memory_limit * 2**30) or host_bytes(joined.place.local_size)
     versions = {
         "weft": weft.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__,
@@ -133,7 +133,7 @@ def set_threads(environ: Mapping[str, str], partitions: int) -> None:
 
 
 def describe_start(settings: Settings) -> dict[str, str]:
-    """What every rank must have been started with alike."""
+    """The settings and versions that every rank must have been started with alike."""
     return {
         "settings": settings.to_json(),
         "the version of weft": weft.__version__,

@@ -21,7 +21,7 @@ from weft.tensorflow.training import Mixin, Training, TrainingOfKerasTwo
 
 
 class SplitModel(Mixin):
-    """What a model that is split has beside a Keras model, of Keras 3 or of ``tf_keras``."""
+    """The parts of a split model beside a Keras model, of Keras 3 or of ``tf_keras``."""
 
     autograph_info__ = None
     """Called as it is, as AutoGraph calls Keras: it would return a copy of the result, without its mask."""

@@ -1,4 +1,4 @@
-"""What a step returns: for every tensor one entry a microbatch."""
+"""The result of a step: for every tensor one entry a microbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, for people: the partition's table."""
+"""Reports for people: the partition's table."""
 
 from __future__ import annotations
 

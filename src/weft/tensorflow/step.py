@@ -205,12 +205,12 @@ class Step:
         return _collect(shares, results, self._returned[key])
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
-        """What the microbatches return, in a graph that is being traced."""
+        """The results of the microbatches, in a graph that is being traced."""
         together = self._together if self.jit_compile else self._microbatches
         return together(batch, key, tensors)
 
     def _together(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
-        """What the microbatches return, from a function that holds all of them."""
+        """The results of the microbatches, from a function that holds all of them."""
         if key not in self._functions:
             self._functions[key] = tf.function(
                 lambda given: self._microbatches(batch, key, given),
@@ -243,7 +243,7 @@ class Step:
         results: list[list[Any]],
         shares: list[Any],
     ) -> Any:
-        """What the step returns: gradients of other partitions' variables are left out of their lists."""
+        """The result of the step: gradients of other partitions' variables are left out of their lists."""
         captured, own = compiled.capture, joined.position("pp")
         means = (
             Means(lambda tensors: average(tensors, joined, compiled.number)) if joined.mesh.rdp > 1 else None
@@ -287,7 +287,7 @@ def _entries(
 
 
 def _collect(shares: list[Any], results: list[Any], returned: list[Returned]) -> Any:
-    """What the microbatches return, as one structure."""
+    """The results of the microbatches, as one structure."""
     flat = [tf.nest.flatten(result) for result, *_ in results]
     leaves = []
     for number, kind in enumerate(returned):
@@ -355,7 +355,7 @@ def _entry(entries: list[Any], weights: list[float]) -> Any:
 
 
 def model_state(model: Any) -> tuple[Any, ...]:
-    """What a traced step depends on beside its arguments: which variables are trained."""
+    """The part of a model's state that a traced step depends on: which variables are trained."""
     try:
         return tuple(each.trainable for each in model.all_variables())
     except ValueError:  # a model of tf_keras that is not built

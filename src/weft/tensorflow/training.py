@@ -28,7 +28,7 @@ Mixin: Any = object  # beside a class of Keras, which is not known here
 
 
 class Training(Mixin):
-    """What a Keras model does with a batch, by steps of weft where there is more than one rank."""
+    """The training loop of a Keras model, by steps of weft where there is more than one rank."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

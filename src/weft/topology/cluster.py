@@ -25,7 +25,7 @@ EXAMPLE = "25GB/s,5us"
 
 @dataclass(frozen=True)
 class Link:
-    """How tensors travel: a transfer of `n` bytes takes `latency_s + n / bytes_per_s` seconds.
+    """A link between ranks: a transfer of `n` bytes takes `latency_s + n / bytes_per_s` seconds.
 
     Attributes:
         latency_s: From the first byte sent to the first byte received, in seconds.
@@ -77,7 +77,7 @@ class Link:
         )
 
     def occupied_s(self, size: float) -> float:
-        """How long a transfer of `size` bytes keeps a shared link from the next one, in seconds."""
+        """The seconds that a transfer of `size` bytes keeps a shared link from the next one."""
         return size / self.bytes_per_s
 
     def transfer_s(self, size: float) -> float:
@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return sum(self.ranks_per_host)
 
     def host_of(self, rank: int) -> int:
@@ -138,7 +138,7 @@ class Cluster:
         return host
 
     def link(self, sender: int, receiver: int) -> Link:
-        """What a tensor takes from `sender` to `receiver`; a name tells shared links apart."""
+        """The link from `sender` to `receiver`; a name tells shared links apart."""
         here, there = self.host_of(sender), self.host_of(receiver)
         kind, link = ("intra-host", self.intra_host) if here == there else ("inter-host", self.inter_host)
         return replace(link, name=f"host {here} {kind}")

@@ -96,7 +96,7 @@ class Mesh:
         return self._ranks[coordinates]
 
     def size(self, axis: str) -> int:
-        """How many ranks a group of `axis` has."""
+        """The number of ranks in a group of `axis`."""
         return len(self.group(axis, 0))
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:

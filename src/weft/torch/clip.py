@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.reduce.exchange import gather_rows
 from weft.torch.calls.placeholders import Placeholder, elsewhere
-from weft.torch.replicas.whole_tensors import is_sharded, whole
+from weft.torch.replicas.full_tensors import full_tensor, is_sharded
 from weft.torch.session import current
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import axes_of, is_cut
@@ -118,7 +118,7 @@ def _total_norm(grads: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of gradients, of which some may be shares of FSDP2's; collective over the ranks that have the others."""
     shares = [each for each in grads if is_sharded(each)]
     rest = [each for each in grads if not is_sharded(each)]
-    norms = [whole(_Torch.total_norm(each, norm_type)) for each in (shares, rest) if each]
+    norms = [full_tensor(_Torch.total_norm(each, norm_type)) for each in (shares, rest) if each]
     if len(norms) == 1:
         return norms[0]
     kind = functools.reduce(torch.promote_types, [each.dtype for each in norms])
@@ -148,7 +148,7 @@ def norm_along(
         return local
     # the precisions that ranks have go along: a factor in another one would let what all hold drift apart
     precisions = [float(bool(grads) and local.dtype == each) for each in _PRECISIONS]
-    bad = float(whole(_Torch.total_norm(alike, 1.0))) if alike else 0.0
+    bad = float(full_tensor(_Torch.total_norm(alike, 1.0))) if alike else 0.0
     own = torch.tensor(
         [float(local), bool(grads), 0.0 if math.isfinite(bad) else bad, *precisions], dtype=torch.float64
     )

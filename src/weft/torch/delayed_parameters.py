@@ -49,7 +49,7 @@ def _without_base(tensor: Tensor) -> Tensor:
 
 
 class Recipes:
-    """What was done to tensors without memory, by their storage."""
+    """The operations that were done to tensors without memory, by their storage."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -175,16 +175,12 @@ def has_delayed(root: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*root.parameters(), *root.buffers()))
 
 
-def _all_of_it(made: Tensor, parameter: Tensor) -> Tensor:
-    return made
-
-
 def materialise(
     root: nn.Module,
     keep: Callable[[str], bool],
     device: torch.device,
     streams: Streams,
-    part: Callable[[Tensor, Tensor], Tensor] = _all_of_it,
+    part: Callable[[Tensor, Tensor], Tensor] = lambda made, parameter: made,
 ) -> None:
     """Make the parameters and buffers for whose name ``keep`` holds; the others get no memory.
 

@@ -67,13 +67,13 @@ class Example:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def result(self, batch: Any) -> Any:
-        """What the model makes of a batch."""
+        """The model's result for a batch."""
         if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
 
     def start(self, result: Any, batch: Any) -> Tensor | None:
-        """What the backward pass begins at; None if nothing of the result needs a gradient."""
+        """The tensor at which the backward pass begins; None if nothing of the result needs a gradient."""
         if self.loss is not None:
             found: Any = self.loss(result, batch) if _takes_two(self.loss) else self.loss(result)
             if not isinstance(found, Tensor) or found.numel() != 1:
@@ -117,7 +117,7 @@ def run_example(path: Path, name: str = "example") -> Any:
 
 
 def checked_example(found: Any, path: Path, name: str = "example") -> Example:
-    """What a script's function has returned, as an example.
+    """The example that a script's function has returned.
 
     Raises:
         UsageError: It is none.
@@ -152,7 +152,7 @@ def _imported(path: Path) -> Any:
 
 
 def _fault(found: Any) -> str:
-    """What is wrong with what an example returned; empty if nothing is."""
+    """The fault of an example's result; empty if there is none."""
     if not isinstance(found, (tuple, list)) or len(found) not in (2, 3):
         count = f", of length {len(found)}" if isinstance(found, (tuple, list)) else ""
         return f"{_named(found)}{count}"

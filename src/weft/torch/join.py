@@ -64,8 +64,8 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
 
 
 def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
-    """What :func:`init` does. ``dp_has_tp``: axis `dp` has the ranks that split tensors also if they read the same
-    samples, as the original's has."""
+    """Joins the job, as :func:`init` does. ``dp_has_tp``: axis `dp` has the ranks that split tensors also if they
+    read the same samples, as the original's has."""
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(config, os.environ, place.world_size)
     if current.is_initialized():
@@ -109,7 +109,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
 
 
 def _process(session: Session) -> recording.Process:
-    """What a recording tells of this process."""
+    """The facts of this process for a recording."""
     device = session.device
     total = host_bytes(session.place.local_size)
     if device.type == "cuda":
@@ -128,7 +128,7 @@ def _process(session: Session) -> recording.Process:
 
 
 def describe_start(settings: Settings) -> dict[str, str]:
-    """What every rank must have been started with alike."""
+    """The settings and versions that every rank must have been started with alike."""
     return {
         "settings": settings.to_json(),
         "the version of weft": weft.__version__,
@@ -140,7 +140,7 @@ def describe_start(settings: Settings) -> dict[str, str]:
 
 
 def _reads_alike(settings: Settings, dp_has_tp: bool) -> bool:
-    return settings.inputs != "apart" and not dp_has_tp
+    return settings.inputs != "per_rank" and not dp_has_tp
 
 
 def _change(session: Session, settings: Settings, dp_has_tp: bool) -> None:

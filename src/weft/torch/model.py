@@ -32,13 +32,13 @@ from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
 from weft.torch.placed.cut import cut_over_sequences, cut_weights
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks, read_whole
-from weft.torch.replicas.comm_hook import HookLane
+from weft.torch.replicas.comm_hook import HookQueue
+from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.sharding.between_steps import SharedParameters
 from weft.torch.replicas.sharding.fsdp import shard
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
-from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.tensor_parallel import is_cut
@@ -108,7 +108,7 @@ class DistributedModel(nn.Module):
         self.sharing_order: SharingOrder | None = None
         self.cut = False
         self.shared: SharedParameters | None = None
-        self.sharers: ContextGroup | None = None
+        self.context_group: ContextGroup | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
         self.resumed_plan: Any = None
@@ -148,7 +148,7 @@ class DistributedModel(nn.Module):
             gradient_as_bucket_view=options.as_view,
         )
         memo[id(self)] = new.train(self.training)
-        new.sharers = self.sharers
+        new.context_group = self.context_group
         if self.plan is not None:
             new._split(self.plan)
             if self.cut:
@@ -222,7 +222,7 @@ class DistributedModel(nn.Module):
         backward_taker().backward(tensors, grad_tensors, retain_graph, scale)
 
     def loss_scale(self) -> float:
-        """What the losses of the present microbatch are multiplied by, whose backward pass begins."""
+        """The factor of the losses of the present microbatch, whose backward pass begins."""
         begin_backward()
         weight = share()
         scale = weight if self.averages and weight is not None else 1.0
@@ -325,14 +325,14 @@ class DistributedModel(nn.Module):
             with session.doing("cutting sequences"):
                 shard_group = cut_over_sequences(self.module, self.plan, self.owners, session)
             if shard_group is not None:
-                self.sharers = shard_group
+                self.context_group = shard_group
                 self.outline = Outline(self.module, not self.sharded)
 
-    def add_up_weights(self) -> None:
-        """Add up the gradients of weights that ranks have used for their parts of sequences; collective over these."""
-        if self.sharers is not None:
+    def all_reduce_weights(self) -> None:
+        """All-reduce gradients of weights that ranks have used for shards of sequences; collective over these."""
+        if self.context_group is not None:
             with current.session().doing("the gradients of parts of sequences"):
-                self.sharers.add_up_weights(self.local_parameters())
+                self.context_group.all_reduce_weights(self.local_parameters())
 
     def share_parameters(self) -> None:
         """Keep only this rank's share of each parameter between steps, if its settings say so; collective over the
@@ -493,7 +493,7 @@ class DistributedModel(nn.Module):
 
     def _use_comm_hook(self) -> None:
         if self._comm_hook is not None and self.reducer is not None:
-            self.reducer.use(HookLane(*self._comm_hook, self.reducer.describe_bucket))
+            self.reducer.use(HookQueue(*self._comm_hook, self.reducer.describe_bucket))
 
     # --- states ---------------------------------------------------------------------------------------------
 
@@ -531,12 +531,15 @@ class DistributedModel(nn.Module):
         content = self.module.state_dict(*args, **kwargs)
         if self.sharded:
             with current.session().doing("state_dict()"):
-                return {name: whole(value) if is_sharded(value) else value for name, value in content.items()}
+                return {
+                    name: full_tensor(value) if is_sharded(value) else value
+                    for name, value in content.items()
+                }
         prefix = kwargs.get("prefix", "")
         with current.session().doing("state_dict()") if self.cut else nullcontext():
             for name, parameter in self.module.named_parameters(remove_duplicate=False) if self.cut else ():
                 if is_cut(parameter) and f"{prefix}{name}" in content:
-                    content[f"{prefix}{name}"] = whole(content[f"{prefix}{name}"], parameter)
+                    content[f"{prefix}{name}"] = full_tensor(content[f"{prefix}{name}"], parameter)
         return content
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
+from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.part_updates import updates_parts_alike
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
-from weft.torch.replicas.whole_tensors import is_sharded, like, whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
@@ -96,7 +96,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before the backward pass."""
+        """The factor of losses before the backward pass."""
         return 1.0
 
     @property
@@ -131,7 +131,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def shares(self) -> Shares | None:
-        """Which replica updates what, with ``shard_optimizer_state``; None before the partition."""
+        """The parameters that each replica updates, with ``shard_optimizer_state``; None before the partition."""
         session = current.session()
         if self._shares is None:
             if not session.settings.shard_optimizer_state or session.mesh.rdp == 1:
@@ -269,7 +269,10 @@ class DistributedOptimizer(Optimizer):
             weights = self.weights()
             with session.doing("the optimizer's state_dict()"):
                 entries = {
-                    n: {key: whole(v, weights[n]) if isinstance(v, Tensor) else v for key, v in entry.items()}
+                    n: {
+                        key: full_tensor(v, weights[n]) if isinstance(v, Tensor) else v
+                        for key, v in entry.items()
+                    }
                     for n, entry in entries.items()
                 }
         if axis is None:

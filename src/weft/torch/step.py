@@ -83,7 +83,7 @@ class Step:
         if session.tracing or in_microbatch():
             raise UsageError(f"{self.name}: a step cannot call another step")
         batch = self._prepare(session, args, kwargs)
-        if session.settings.inputs == "apart" and session.mesh.tp > 1:
+        if session.settings.inputs == "per_rank" and session.mesh.tp > 1:
             args, kwargs = with_samples_of_all(session, batch)
             batch = self._prepare(session, args, kwargs)
         if batch.fault and self._trains:
@@ -103,7 +103,7 @@ class Step:
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
         cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
         batch = prepare(self.function, args, kwargs, cut, _count(session))
-        if session.settings.inputs in ("equal", "apart") or session.position("pp") == 0:
+        if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
         if batch.told and not self._told and session.rank == 0:
             log.warning("%s: %s", self.rows.title, batch.told)
@@ -111,7 +111,7 @@ class Step:
         return batch
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:
-        """What the step returns."""
+        """Runs the step; its result."""
         install()
         pending = [model for model in session.models if not model.partitioned]
         if pending:
@@ -122,9 +122,9 @@ class Step:
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
-            batch = self._together(session, session.models, batch, everybody)
+            batch = self._keep_joined_rows(session, session.models, batch, everybody)
         elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
-            batch = self._together(session, session.models, batch, everybody=True)
+            batch = self._keep_joined_rows(session, session.models, batch, everybody=True)
         if session.settings.microbatches == "auto" and _may_train(session):
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
@@ -168,7 +168,7 @@ class Step:
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
-        batch = self._together(session, pending, batch, everybody=True)
+        batch = self._keep_joined_rows(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
 
     def keep_rows(self, title: str, like: Step | None = None, reorders: bool = False) -> None:
@@ -180,7 +180,7 @@ class Step:
         self.rows = Rows(title, like or self, True, reorders)
         self.cut = replace_fields(self.cut, adapts=True)
 
-    def _together(
+    def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
         """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
@@ -236,7 +236,7 @@ class Step:
     def _pipelined(
         self, session: Session, batch: MiniBatch, proof: compare.Proof | None
     ) -> tuple[list[Any], list[float]]:
-        """What the microbatches return, and what they weigh."""
+        """The results of the microbatches, and their weights."""
         assert session.pipeline is not None
         session.check_whole()
         session.count_step(self._evaluates(session))
@@ -310,7 +310,7 @@ class StepRun:
         self._serial = any(model.plan is not None and model.plan.serial for model in session.models)
 
     def _call(self) -> str:
-        """What the step is called with, as far as all ranks of the pipeline have it in common."""
+        """A description of the step's call, as far as all ranks of the pipeline have it in common."""
         session, name = self._session, self._step.name
         if session.first_inputs:
             return describe_inputs(name, self.batch, session.changes)
@@ -332,7 +332,7 @@ class StepRun:
         return agreed
 
     def run(self, proof: compare.Proof | None) -> list[Any]:
-        """What the microbatches return. ``proof``: compares the step with one process."""
+        """The results of the microbatches. ``proof``: compares the step with one process."""
         session, pipeline = self._session, self._pipeline
         pipeline.begin_step()
         try:
@@ -347,7 +347,7 @@ class StepRun:
             for turns in self._turns():
                 turns.end()
             for model in session.models:
-                model.add_up_weights()
+                model.all_reduce_weights()
             self.took_s = time.perf_counter() - began_s
             results = self._returned.whole(results)
             if proof is not None:
@@ -356,7 +356,7 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                for channel in filter(None, (pipeline.channel, session.tensor, session.sharers)):
+                for channel in filter(None, (pipeline.channel, session.tensor, session.gather_channel)):
                     channel.abort(session.broken)
             raise
         finally:
@@ -366,7 +366,7 @@ class StepRun:
         return results
 
     def _body(self, microbatch: Microbatch) -> Any:
-        """What one microbatch returns; on a thread of its own."""
+        """The result of one microbatch; on a thread of its own."""
         microbatch.expected = self._expected
         if self._serial:
             microbatch.follow_whole()

@@ -1,4 +1,4 @@
-"""What people see while a job runs: the line of progress, and the values that the script says."""
+"""Views of a running job: the line of progress, and the values that the script says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def peak_bytes(session: Session) -> int:
 
 
 def _ranks(session: Session) -> Ranks:
-    """What the ranks of the first pipeline show."""
+    """The state of the first pipeline's ranks."""
     if session.executor is None:
         return Ranks((), memory_bytes(session))
     signs = session.monitor.signs()

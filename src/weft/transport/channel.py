@@ -22,7 +22,7 @@ from weft.errors import StallError
 
 
 class Key(NamedTuple):
-    """What a message is: ``kind`` (one of the constants below), step, microbatch, number in the program.
+    """The key of a message: ``kind`` (one of the constants below), step, microbatch, number in the program.
 
     From the bit `VERSION_BIT` on, a value's number says how often that had been written by then; from `PASS_BIT` on, a
     gradient's says which backward pass of the microbatch it belongs to.

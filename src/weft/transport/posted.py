@@ -1,4 +1,4 @@
-"""Which payloads find a receive that was posted before they were sent.
+"""Payloads that find a receive that was posted before they were sent.
 
 A payload whose receive is posted flows while both ranks compute; any other waits until the receiver has seen its
 header and has asked for it, which takes the threads of two busy ranks. So a receiver keeps one receive posted, for

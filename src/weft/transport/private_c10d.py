@@ -37,7 +37,7 @@ class Names(dict[str, Name]):
         self._roots = SimpleNamespace(**roots)
 
     def find(self, path: str, purpose: str, without: str = NEEDED) -> Any:
-        """What the path leads to; None, and a row that says so, if there is nothing."""
+        """The object at the path; None, and a row that says so, if there is none."""
         try:
             found = attrgetter(path)(self._roots)
         except AttributeError:

@@ -99,13 +99,13 @@ class Rings:
         return at, end
 
     def take(self, peer: int, at: int, end: int, size: int) -> torch.Tensor:
-        """What ``peer`` has put there, uint8 [size]; its room is free then."""
+        """The bytes that ``peer`` has put there, uint8 [size]; their room is free then."""
         payload = self._in[peer][at : at + size].clone()
         self._segments[self._rank].counters[LINE * peer] = end
         return payload
 
     def given(self, peer: int) -> int:
-        """How many bytes of the ring to ``peer`` have been used since the start."""
+        """The number of bytes of the ring to ``peer`` that have been used since the start."""
         return self._given[peer]
 
     def close(self) -> None:

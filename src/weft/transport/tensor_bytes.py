@@ -18,7 +18,7 @@ def bytes_tensor(data: bytes) -> torch.Tensor:
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
-    """What a contiguous tensor of the CPU holds; NumPy need not be installed."""
+    """The bytes of a contiguous tensor of the CPU; NumPy need not be installed."""
     size = tensor.numel() * tensor.element_size()
     return ctypes.string_at(tensor.data_ptr(), size) if size else b""
 

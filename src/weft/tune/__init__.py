@@ -1,1 +1,1 @@
-"""Which settings make a script fastest: short trials of it, one after the other."""
+"""The settings that make a script fastest: short trials of it, one after the other."""

@@ -1,4 +1,4 @@
-"""Which settings to try on a real script, in which order, and which of them was best.
+"""The settings to try on a real script, in which order, and which of them was best.
 
     the script's own settings        what all others are held against
     microbatches                     twice as many, and so on, for as long as it gains; else half as many
@@ -32,7 +32,7 @@ Changes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial gave.
+    """The outcome of a trial.
 
     Attributes:
         samples_per_s: Of all ranks together; None if it failed.
@@ -170,7 +170,7 @@ def _ways(name: str, choices: Mapping[str, Sequence[Any]], present: Outcome) -> 
         degrees = sorted(present.degrees)
         at = degrees.index(own)
         found = [degrees[at + 1 :], degrees[:at][::-1]]
-        return [({name: degree, "inputs": "apart"} for degree in way) for way in found]
+        return [({name: degree, "inputs": "per_rank"} for degree in way) for way in found]
     if name == "microbatches" and type(own) is int:
         return [({name: number} for number in way) for way in _climb(own)]
     return []

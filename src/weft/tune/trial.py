@@ -39,7 +39,7 @@ NO_MEMORY = ("out of memory", "OutOfMemory", "Cannot allocate memory", "MemoryEr
 
 @dataclass(frozen=True)
 class Trials:
-    """How trials are run.
+    """The way in which trials are run.
 
     Attributes:
         command: `weft run` with its options, up to the script.
@@ -120,7 +120,7 @@ def changed_arguments(script: Sequence[str], changes: Mapping[str, Any]) -> list
 
 
 def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.median) -> Outcome:
-    """What is known of a job so far, by its usual steps: the median (`of`) of their rates and periods.
+    """The outcome of a job so far, by its usual steps: the median (`of`) of their rates and periods.
 
     A step's period goes from its begin to that of the next one. Of ranks with the same samples one counts: the ranks of
     a pipeline, and those that split weights.
@@ -147,7 +147,7 @@ def outcome_of(run: Run, of: Callable[[Iterable[float]], float] = statistics.med
 def degrees_of(run: Run) -> tuple[int, ...]:
     """Over how many ranks weights can be split so that a step has the same samples; none if over no other number.
 
-    Where each rank reads its own samples (`inputs` is "apart"), all degrees have the same. So have replicas,
+    Where each rank reads its own samples (`inputs` is "per_rank"), all degrees have the same. So have replicas,
     with which it makes no difference.
     """
     facts = next(iter(run.facts.values()), None)
@@ -155,7 +155,7 @@ def degrees_of(run: Run) -> tuple[int, ...]:
         return ()
     settings = facts.settings
     own, inputs = settings.get("tensor_parallel_degree", 1), settings.get("inputs", "equal")
-    apart = inputs == "apart" or (inputs == "equal" and own == 1)
+    apart = inputs in ("per_rank", "apart") or (inputs == "equal" and own == 1)
     partitions = settings.get("partitions", 1)
     if not apart or settings.get("context_parallel_degree", 1) != 1 or type(partitions) is not int:
         return ()

@@ -1,4 +1,5 @@
-"""What a rank under `weft run` tells its launcher while it is not under watch: before `weft.init`, after its end."""
+"""The status that a rank under `weft run` tells its launcher while it is not under watch: before `weft.init`, after
+its end."""
 
 from __future__ import annotations
 

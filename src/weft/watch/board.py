@@ -245,7 +245,7 @@ class Stored(Board):
         return min(found, key=lambda verdict: verdict.ranks[0] in said)
 
     def lost(self) -> Verdict:
-        """What to say when the store itself, which rank 0 holds, does not answer any more."""
+        """The verdict when the store itself, which rank 0 holds, does not answer any more."""
         sign = self._seen.get(0, Sign())
         return Verdict("gone", (0,), f"{sign.who(0)} does not answer any more{sign.last_seen()}")
 
@@ -254,7 +254,7 @@ class Stored(Board):
         return self.lost() if self._error is not None else self.gone()
 
     def lost_peer(self, victim: Failure) -> Verdict | None:
-        """What became of the rank that a victim lost its connection to: it came to its end, or says nothing more.
+        """The verdict on the rank that a victim lost its connection to: it came to its end, or says nothing more.
 
         A victim may have lost it to another victim, and so on.
         """

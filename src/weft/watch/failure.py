@@ -1,4 +1,4 @@
-"""What went wrong on a rank, so that the others and the launcher can say it.
+"""The failure of a rank, in words that the others and the launcher can repeat.
 
 A failure of one rank breaks the connections of all others. A rank that only lost its connection is a
 victim: it is not blamed as long as somebody else can be.
@@ -52,7 +52,7 @@ _SAID = (
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed.
+    """The failure of one rank.
 
     Attributes:
         kind: The exception's type, or a signal's name, or "exit".

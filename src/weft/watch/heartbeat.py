@@ -1,4 +1,4 @@
-"""What a rank shows of itself while it runs, in memory that whoever watches it can read.
+"""The signs of life of a rank while it runs, in memory that whoever watches it can read.
 
 A rank that was killed cannot say what it did, and one whose interpreter is locked cannot answer. So each
 rank keeps its last sign in a page of memory: one slot a rank, written in place. Under `weft run` the page
@@ -52,7 +52,7 @@ _SLOT = 32768
 
 
 class State(IntEnum):
-    """How far a rank has come."""
+    """The state of a rank."""
 
     ABSENT = 0
     RUNNING = 1
@@ -118,7 +118,7 @@ class Sign:
         return f"rank {rank}" + (f" on {self.host} (pid {self.pid})" if self.host else "")
 
     def where(self) -> str:
-        """What the rank did, in words; empty if it never said.
+        """The rank's place in its work, in words; empty if it never said.
 
         >>> Sign(step=3, microbatch=1, phase="forward", module="layers.0").where()
         'step 3, microbatch 1, forward of layers.0'
@@ -239,7 +239,7 @@ class Page:
         return Slot(self._memory, _SLOTS_AT + rank * _SLOT)
 
     def sign(self, rank: int) -> Sign:
-        """What a rank shows; read until it did not change meanwhile."""
+        """The sign of a rank; read until it did not change meanwhile."""
         seen = self.head(rank)
         state, pid, beat, heartbeat, stall = _LIFE.unpack_from(seen, 0)
         notes, *numbers, phase, module = _WORK.unpack_from(seen, _WORK_AT)
@@ -271,7 +271,7 @@ class Page:
         return seen
 
     def put_head(self, rank: int, head: bytes) -> None:
-        """What `head` gave on the rank's own host."""
+        """Sets the rank's head to what `head` gave on its own host."""
         if len(head) != _REPORT_AT:
             raise ValueError(f"a slot's head has {_REPORT_AT} bytes, and {len(head)} came")
         at = _SLOTS_AT + rank * _SLOT
@@ -283,7 +283,7 @@ class Page:
         return int(step)
 
     def report(self, rank: int) -> str:
-        """What a rank left behind as it failed; empty if nothing."""
+        """The report that a rank left behind as it failed; empty if there is none."""
         at = _SLOTS_AT + rank * _SLOT
         return self._text(at + _REPORT_AT, at + _SLOT)
 
@@ -293,7 +293,7 @@ class Page:
 
     @property
     def report_limit(self) -> int:
-        """How many bytes a report may have."""
+        """The most bytes that a report may have."""
         return _SLOT - _REPORT_AT - _LENGTH.size
 
     def _text(self, start: int, end: int) -> str:
@@ -341,7 +341,7 @@ class Slot:
         self._evaluations = 2 * count + now
 
     def measure(self, idle: float, memory_bytes: int) -> None:
-        """How the rank's last step was; see :class:`Sign`."""
+        """Notes the measures of the rank's last step; see :class:`Sign`."""
         _MEASURES.pack_into(self._memory, self._at + _MEASURES_AT, idle, memory_bytes)
 
     def reach(self, step: int) -> None:
@@ -363,7 +363,7 @@ class Slot:
         module: str | None = None,
         peer: int | None = None,
     ) -> None:
-        """What the rank turns to now. `step` stays as it was where it is None."""
+        """Notes the work that the rank turns to now. `step` stays as it was where it is None."""
         self._notes += 1
         if step is not None:
             self._step = step

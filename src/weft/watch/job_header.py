@@ -1,4 +1,4 @@
-"""What the launcher and its ranks tell each other of the job as a whole, in the header of the ranks' page.
+"""The launcher's and the ranks' messages about the job as a whole, in the header of the ranks' page.
 
 asked     the launcher was told to end, and wants the ranks to save before that
 heeded    they will: they look at `asked` where a step ends

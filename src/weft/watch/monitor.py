@@ -236,11 +236,11 @@ class Monitor:
         return failure
 
     def count_evaluations(self, count: int, now: bool) -> None:
-        """How many steps so far had no backward pass, and whether the present one has none."""
+        """Notes the number of steps so far that had no backward pass, and if the present one has none."""
         self._board.slot.count_evaluations(count, now)
 
     def signs(self) -> dict[int, Sign]:
-        """What the ranks show of themselves, as far as this one sees them."""
+        """The signs of the ranks, as far as this one sees them."""
         with suppress(RuntimeError):
             return self._board.signs()
         return {}

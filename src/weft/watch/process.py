@@ -1,4 +1,4 @@
-"""What weft asks of the operating system about processes. Linux has all of it; elsewhere it does less."""
+"""Questions about processes to the operating system. Linux has all of it; elsewhere it does less."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def began(pid: int) -> int | None:
 
 
 def boot() -> str:
-    """What tells this start of the host from any other; empty where nobody can say."""
+    """The identity of this start of the host; empty where nobody can say."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

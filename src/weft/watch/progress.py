@@ -31,7 +31,7 @@ SHOWN = 3
 
 
 class Ranks(NamedTuple):
-    """What the ranks of a pipeline show of their last step: shares of it in which they had nothing to run, and the
+    """The state of a pipeline's ranks in their last step: shares of it in which they had nothing to run, and the
     memory of the one that has most, bytes."""
 
     idle: Sequence[float] = ()

@@ -1,4 +1,5 @@
-"""How far a job is, for another process to read: the step that it has reached, when, and how many there are a minute.
+"""The progress of a job, for another process to read: the step that it has reached, when, and how many there are a
+minute.
 
 One small file, written once a second at most, and only when a step has ended.
 """
@@ -36,7 +37,7 @@ class Pace:
         self._written = -1
 
     def reach(self, step: int, now_s: float, last: bool = False) -> dict[str, float] | None:
-        """What is to be written now, if anything is. ``last``: nothing comes after it, so it is not put off.
+        """The values to write now, if there are any. ``last``: nothing comes after it, so it is not put off.
 
         ``now_s``: seconds since 1970.
         """

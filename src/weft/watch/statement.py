@@ -1,4 +1,5 @@
-"""What a rank leaves in a folder where no launcher of weft's hears it: how it failed, and how far the job is.
+"""The statement that a rank leaves in a folder where no launcher of weft's hears it: how it failed, and how far the
+job is.
 
 said-R.json    rank R's, if it failed
 step.json      rank 0's, see `weft.watch.progress_file`
@@ -74,7 +75,7 @@ def about(by: int, verdict: Verdict) -> None:
 
 
 def forget(rank: int) -> None:
-    """What this rank said before it was started again."""
+    """Removes what this rank said before it was started again."""
     if folder := os.environ.get(FOLDER):
         with suppress(OSError):
             path_of(Path(folder), rank).unlink()

@@ -282,7 +282,9 @@ def test_replicas_add_up_gradients_and_may_share_states(graph: Path, capsys):
         peaks = [found["ranks"][rank]["peak_bytes"] for found in (whole, shared)]
         assert peaks[0] - peaks[1] == count * MIB
     assert main(["simulate", *map(str, asked), "--replicas", "2"]) == 0
-    assert f"; then 2 replicas add up gradients for {whole['reduce_ms']:.3f} ms" in capsys.readouterr().out
+    assert (
+        f"; then 2 replicas all-reduce gradients for {whole['reduce_ms']:.3f} ms" in capsys.readouterr().out
+    )
 
 
 def test_where_nothing_fits_one_sentence_says_why(graph: Path, capsys):

@@ -63,7 +63,7 @@ def test_a_script_is_tried_with_other_settings_and_arguments(tmp_path: Path):
     assert one["changes"] == {"microbatches": 1} and one["failure"] == "out of memory"
     assert three["changes"] == {"microbatches": 3} and "3" in three["failure"], "8 samples in 3 parts"
     assert larger["changes"]["--batch"] == 16 and larger["samples_per_s"] > 0
-    assert cut["changes"] == {**cut["changes"], "tensor_parallel_degree": 2, "inputs": "apart"}
+    assert cut["changes"] == {**cut["changes"], "tensor_parallel_degree": 2, "inputs": "per_rank"}
     assert cut["samples_per_s"] > 0 and not cut["remark"]
     run = read_run(out / "trial4")
     assert {facts.settings["cut_layers"] for facts in run.facts.values()} == {2}

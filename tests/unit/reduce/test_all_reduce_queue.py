@@ -1,4 +1,4 @@
-"""A lane sends tensors straight, or through a compression on tracks with a thread each; see also `tests/parity`."""
+"""A queue sends tensors straight, or through a compression on channels with a thread each; see also `tests/parity`."""
 
 from __future__ import annotations
 
@@ -68,30 +68,30 @@ def test_who_can_average_in_place_is_found(monkeypatch: pytest.MonkeyPatch):
     assert AllReduceQueue(Double()).in_place(100) is None
     assert AllReduceQueue(able, Noted([])).in_place(100) is None, "a compression takes flat tensors"
     monkeypatch.setattr(BySize, "size", 2)
-    lane = AllReduceQueue(BySize(None, [(1000, Double()), (2000, able)]))
-    assert lane.in_place(1000) is None
-    assert lane.in_place(1001) is lane.in_place(5000) is able
+    queue = AllReduceQueue(BySize(None, [(1000, Double()), (2000, able)]))
+    assert queue.in_place(1000) is None
+    assert queue.in_place(1001) is queue.in_place(5000) is able
 
 
 def test_without_compression_the_caller_divides():
-    lane = AllReduceQueue(Double())
+    queue = AllReduceQueue(Double())
     flat = torch.ones(4)
-    lane.launch(0, flat.mul_(lane.scale)).wait()
+    queue.launch(0, flat.mul_(queue.scale)).wait()
     assert flat.tolist() == [1.0] * 4
 
 
 def test_a_compression_has_a_state_for_each_bucket():
     made: list = []
     collective = Double()
-    lane = AllReduceQueue(collective, Noted(made))
-    assert lane.scale == 1.0
+    queue = AllReduceQueue(collective, Noted(made))
+    assert queue.scale == 1.0
     flats = [torch.full((n,), 3.0) for n in (2, 5)]
-    works = [lane.launch(number, flat) for number, flat in enumerate(flats)]
+    works = [queue.launch(number, flat) for number, flat in enumerate(flats)]
     for work in works:
         work.wait()
     assert [flat.tolist() for flat in flats] == [[3.0] * 2, [3.0] * 5]
     assert [state for state, _ in made] == [(2, torch.float32, 2), (5, torch.float32, 2)], "in order"
-    lane.close()
+    queue.close()
     assert collective.closed
 
 
@@ -99,30 +99,30 @@ def test_pieces_take_tracks_in_turns_and_keep_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(lanes, "COMPRESSED_BYTES", 16)
     made: list = []
     several = Channels(None, [Double(), Double()])  # type: ignore[arg-type]
-    lane = AllReduceQueue(several, Noted(made))
+    queue = AllReduceQueue(several, Noted(made))
     for _ in range(2):
         flats = [torch.full((n,), 3.0) for n in (11, 4)]
-        for work in [lane.launch(number, flat) for number, flat in enumerate(flats)]:
+        for work in [queue.launch(number, flat) for number, flat in enumerate(flats)]:
             work.wait()
         assert [flat.tolist() for flat in flats] == [[3.0] * 11, [3.0] * 4]
-    for index, track in enumerate(several.tracks):
-        assert [state[0] for state, used in made if used is track] == [[3, 4], [4, 4]][index] * 2
+    for index, channel in enumerate(several.channels):
+        assert [state[0] for state, used in made if used is channel] == [[3, 4], [4, 4]][index] * 2
     made.clear()
     whole = Noted(made)
-    lane.compression = Compression(whole.init, whole.update)
-    lane.launch(2, torch.ones(11)).wait()
+    queue.compression = Compression(whole.init, whole.update)
+    queue.launch(2, torch.ones(11)).wait()
     assert [state[0] for state, _ in made] == [11], "what is not divisible stays whole"
-    lane.close()
-    assert all(track.closed for track in several.tracks)
+    queue.close()
+    assert all(channel.closed for channel in several.channels)
 
 
 def test_sums_take_tracks_in_turns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channels, "PIECE_BYTES", 16)
     several = Channels(None, [Double(), Double()])  # type: ignore[arg-type]
     assert isinstance(several, Collective) and several.size == 2
-    assert channels.tracks_of(several) == several.tracks and channels.tracks_of(several.tracks[0]) == (
-        several.tracks[0],
-    )
+    assert channels.channels_of(several) == several.channels and channels.channels_of(
+        several.channels[0]
+    ) == (several.channels[0],)
     flat = torch.ones(11)
     several.all_reduce(flat).wait()
     assert flat.tolist() == [2.0] * 11
@@ -136,11 +136,11 @@ def test_what_a_compression_raises_is_raised_to_who_waits():
         def update(self, state, flat, collective):
             raise ArithmeticError("no")
 
-    lane = AllReduceQueue(Double(), Broken([]))
-    work = lane.launch(0, torch.ones(2))
+    queue = AllReduceQueue(Double(), Broken([]))
+    work = queue.launch(0, torch.ones(2))
     with pytest.raises(ArithmeticError, match="no"):
         work.wait()
-    lane.close()
+    queue.close()
 
 
 def test_the_port():

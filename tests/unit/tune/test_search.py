@@ -78,22 +78,22 @@ def test_degrees_of_tensor_parallelism_grow_with_samples_of_their_own():
     """Ranks that split weights read other samples, so that the batch stays what it was."""
     rates = {
         ("equal", 2, 1): 100.0, ("equal", 4, 1): 100.0, ("equal", 1, 1): 100.0,
-        ("apart", 2, 2): 150.0, ("apart", 2, 4): 190.0, ("apart", 2, 8): 180.0, ("apart", 4, 4): 200.0,
-        ("apart", 8, 4): 150.0,
+        ("per_rank", 2, 2): 150.0, ("per_rank", 2, 4): 190.0, ("per_rank", 2, 8): 180.0, ("per_rank", 4, 4): 200.0,
+        ("per_rank", 8, 4): 150.0,
     }  # fmt: skip
     own = {"inputs": "equal", "microbatches": 2, "tensor_parallel_degree": 1}
     script = Script(rates, degrees=(1, 2, 4, 8), **own)
     found = tuned(script)
     tried = [trial.changes.get("tensor_parallel_degree", 1) for trial in found.trials]
     assert tried == [1, 1, 1, 2, 4, 8, 4, 4]
-    assert found.best.changes == {"tensor_parallel_degree": 4, "inputs": "apart", "microbatches": 4}
+    assert found.best.changes == {"tensor_parallel_degree": 4, "inputs": "per_rank", "microbatches": 4}
     named = tuned(Script(rates, degrees=(1, 2, 4, 8), **own), tensor_parallel_degree=[1])
     assert len(named.trials) == 3, "who names degrees gets those"
 
 
 def test_degrees_shrink_where_more_do_not_gain():
-    rates = {("apart", 4): 100.0, ("apart", 8): 90.0, ("apart", 2): 120.0, ("apart", 1): 110.0}
-    found = tuned(Script(rates, degrees=(1, 2, 4, 8), inputs="apart", tensor_parallel_degree=4))
+    rates = {("per_rank", 4): 100.0, ("per_rank", 8): 90.0, ("per_rank", 2): 120.0, ("per_rank", 1): 110.0}
+    found = tuned(Script(rates, degrees=(1, 2, 4, 8), inputs="per_rank", tensor_parallel_degree=4))
     assert [trial.changes.get("tensor_parallel_degree", 4) for trial in found.trials] == [4, 8, 2, 1]
     assert found.best.changes == {"tensor_parallel_degree": 2}
 

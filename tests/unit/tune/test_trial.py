@@ -69,7 +69,7 @@ def test_ranks_that_split_weights_have_the_same_samples():
         (job(8, pp=2), (1, 2, 4)),
         (job(2, pp=2), ()),
         (job(4, tp=2), ()),  # another number of copies would read another batch
-        (job(4, tp=2, inputs="apart"), (1, 2, 4)),
+        (job(4, tp=2, inputs="per_rank"), (1, 2, 4)),
         (job(4, inputs="first"), ()),
         (job(4, context_parallel_degree=2), ()),
         (job(4, versions="TensorFlow"), ()),

@@ -77,7 +77,7 @@ NOBODY, NO_WAIT = -1, -2
 
 
 def _order(piece: _Piece) -> tuple[float, float, int, int]:
-    """What comes first: of pieces at the same moment those that others could need."""
+    """The key by which pieces are sorted: of those at the same moment, first the ones that others could need."""
     node = piece.node
     return (
         node.start_s,
@@ -181,7 +181,7 @@ class _Builder:
         needs: Sequence[Sequence[Need]],
         durations: Sequence[float],
     ) -> tuple[float, ...]:
-        """What each wait took beyond what it needed."""
+        """The seconds that each wait took beyond what it needed."""
         ends: list[float] = []
         lags = []
         for number, piece in enumerate(self.pieces):
@@ -234,7 +234,7 @@ class _Builder:
         return piece.peer != NO_WAIT and message.arrived_s >= piece.waited_s
 
     def _transfers(self, found: Iterable[tuple[int, int, Message]]) -> dict[tuple[int, int, bool], float]:
-        """What a message between two ranks takes at most, by whether it was waited for.
+        """The longest transfer of a message between two ranks, in seconds, by whether it was waited for.
 
         A rank that works reads its messages late: their times say nothing of the way. So they take no longer than the
         middle one of those that were waited for, or of all where none was.
@@ -250,7 +250,9 @@ class _Builder:
         return most
 
     def _user(self, message: Message, work: Mapping[tuple[int, int, int], Sequence[int]]) -> int | None:
-        """What needs a message: the work that it is for, with what the host does right before it."""
+        """The piece that needs a message: the work that it is for, with what the host does right before it. None if
+        there is none.
+        """
         own = self.of.get((message.receiver, message.step), [])
         begins_s = message.arrived_s - SAME_S
         same = work.get((message.receiver, message.step, message.microbatch), ())

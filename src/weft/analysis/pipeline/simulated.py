@@ -27,7 +27,7 @@ ALIKE = 0.01
 
 
 class Other(NamedTuple):
-    """What would run, and how many seconds of a step it saves."""
+    """Another schedule or number of microbatches, and the seconds of a step that it saves."""
 
     microbatches: int
     schedule: str
@@ -55,12 +55,12 @@ class Simulated:
 
     @property
     def ranks(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return max(self.stages.rank_of_stage) + 1
 
     @property
     def chunks(self) -> int:
-        """How many stages each rank has."""
+        """The number of stages of each rank."""
         return len(self.stages.rank_of_stage) // self.ranks
 
     def step(self, microbatches: int) -> Simulation:
@@ -93,14 +93,16 @@ class Simulated:
         return replace(self, stages=replace(self.stages, times=times)).now
 
     def share(self, saved_s: float, step_s: float) -> float:
-        """What the simulation saves, as a share of the whole step; so an error of it is one of the gain only."""
+        """The saving as a share of the whole step, scaled so that the simulation's error touches the gain only."""
         return saved_s / self.now.step_s * self.replayed_s / step_s
 
 
 def simulated(
     replay: Replay, stages: Stages | None, partitions: Mapping[int, int], schedule: str
 ) -> Simulated | None:
-    """What can be simulated; nothing where the stages are not those of a schedule that follows from numbers alone."""
+    """The simulation of the pipeline; None where the stages are not those of a schedule that follows from numbers
+    alone.
+    """
     if stages is None:
         return None
     ranks = max(stages.rank_of_stage) + 1

@@ -1,4 +1,4 @@
-"""What ranks and stages have to do for one step, from the pieces of replayed steps."""
+"""The work of ranks and stages in one step, from the pieces of replayed steps."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def at_peers_speed(
 def _expected(
     rank: int, usual: Mapping[int, float], partitions: Mapping[int, int], expected: Mapping[int, float]
 ) -> float:
-    """What a rank's work should take, if its units take as many times longer than expected as those of the others."""
+    """A rank's expected work in seconds, if its units exceed their expectation by as much as those of the others."""
     times = {other: usual[other] / expected.get(partitions[other], 0.0) for other in usual
              if expected.get(partitions[other], 0.0) > 0.0}  # fmt: skip
     others = [each for other, each in times.items() if other != rank]
@@ -93,7 +93,7 @@ class Stages:
     inside_s: tuple[float, float] = (0.0, 0.0)
 
     def costs(self, microbatches: int) -> list[StageCost]:
-        """What each stage costs with so many microbatches: units by their size, Python as it is."""
+        """The cost of each stage with so many microbatches: units by their size, Python as it is."""
         share = self.microbatches / microbatches
         ahead_s, back_s = self.inside_s
         same_s = {"F": ahead_s, "B": back_s, "I": back_s / 2, "W": back_s / 2}
@@ -112,7 +112,7 @@ class Stages:
 
 
 def _resized(took_s: float, share: float, same_s: float) -> float:
-    """What a pass takes if its units do so many times of what they did, and the rest stays the same."""
+    """The seconds of a pass whose units do ``share`` times the work, while ``same_s`` of it stays."""
     same_s = min(took_s, same_s)
     return share * (took_s - same_s) + same_s
 
@@ -160,7 +160,7 @@ def _inside_passes(
     times: Mapping[tuple[int, str], float],
     costs: Mapping[int, tuple[float, float]],
 ) -> tuple[float, float]:
-    """What a pass takes beyond what its units were measured to take, forward and backward: Python, the way to a kernel.
+    """The seconds of a pass beyond those of its units, forward and backward: Python, the way to a kernel.
 
     Each microbatch costs that on every partition. So the least of all counts: others are slow for reasons of their own.
     """

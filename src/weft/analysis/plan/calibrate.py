@@ -41,7 +41,7 @@ NUDGE = 1.001
 
 
 class Recording(Seen, Protocol):
-    """What is asked of an analysis here."""
+    """The part of an analysis that is read here."""
 
     @property
     def messages(self) -> list[Message]:
@@ -50,7 +50,7 @@ class Recording(Seen, Protocol):
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run was, and what its busiest rank did in a usual step.
+    """A run's layout, and the terms of a usual step on its busiest rank.
 
     Attributes:
         division: How the job was divided.
@@ -70,12 +70,12 @@ class Observed:
 
     @property
     def step_s(self) -> float:
-        """What the terms add up to: the step without waiting for data and without what the script does."""
+        """The sum of the terms: the step without waiting for data and without what the script does."""
         return sum(self.parts.values())
 
 
 def observe(analysis: Recording, batch: int) -> Observed:
-    """What a recording says of the terms of a plan's step; `batch`: sequences of a step, all replicas together.
+    """The terms of a plan's step, read from a recording; `batch`: sequences of a step, all replicas together.
 
     Raises:
         UsageError: It has no usual step, or was not divided so.
@@ -238,7 +238,9 @@ def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _between_s(job: Job, host: Host, observed: Observed) -> float:
-    """What of the busiest rank's work is neither product nor attention, and so does not follow the rate of products."""
+    """The part of the busiest rank's work that is neither product nor attention, and so not bound by the rate of
+    products.
+    """
     device = host.accelerator
     quicker = replace(device, peak={dtype: rate * NUDGE for dtype, rate in device.peak.items()})
     work = predicted(job, host, observed).work
@@ -300,7 +302,7 @@ def _with_link(host: Host, outside: bool, change: Callable[[Link], Link]) -> Hos
 
 
 def _with_replicas(job: Job, host: Host, observed: Observed) -> Host:
-    """What of the exchange runs beside computation, and another link where that cannot be.
+    """The host with the share of the exchange that overlaps computation, or with another link where none can.
 
     The link is slower where less was exchanged than nothing was computed beside, and quicker where more was than fits
     beside all that was computed: then messages were waited for longer than they took.
@@ -328,7 +330,7 @@ def _longer(link: Link, factor: float) -> Link:
 
 
 def _with_crossings(job: Job, host: Host, observed: Observed) -> Host:
-    """What a crossing costs besides its transfer: what the step has waited for messages, without that."""
+    """The host with the cost of a crossing besides its transfer: the waits that transfers do not explain."""
     division = observed.division
     free = replace(host, conduct=replace(host.conduct, crossing_s=0.0))
     more = observed.parts["crossings"] - predicted(job, free, observed).crossings

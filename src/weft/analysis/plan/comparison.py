@@ -41,12 +41,12 @@ class Term(NamedTuple):
 
     @property
     def more(self) -> float:
-        """How much more was measured than planned."""
+        """The excess of the measured over the planned value."""
         return self.measured - self.planned
 
     @property
     def where(self) -> str:
-        """What it is, and whose."""
+        """Its name, and the partition if it is of one."""
         return self.name if self.partition is None else f"{self.name} of partition {self.partition}"
 
 
@@ -86,7 +86,7 @@ class BesidePlan:
 
     @property
     def text(self) -> str:
-        """How far the step is from its plan, and what accounts for it."""
+        """The distance of the step from its plan, and what accounts for it."""
         words = (
             f"By {self.source} a step takes {format_seconds(self.step.planned)}; it took "
             f"{format_seconds(self.step.measured)} ({self.share:+.0%})"
@@ -120,7 +120,7 @@ WAITING = "waiting"
 
 
 class Seen(Measured, Protocol):
-    """What is asked of an analysis here."""
+    """The part of an analysis that is read here."""
 
     @property
     def typical(self) -> Mapping[int, Parts]:
@@ -131,7 +131,7 @@ class Seen(Measured, Protocol):
         """The steps that count."""
 
     def facts(self, rank: int) -> Facts:
-        """What a rank is."""
+        """The facts of a rank."""
 
 
 def beside_plan(analysis: Seen) -> BesidePlan | None:

@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _run(path: Path, function: str, given: Given) -> list[Finding]:
-    """What shows when the script's model runs."""
+    """The findings that show only when the script's model runs."""
     script = read_script(path, given)
     try:
         from weft.torch import example_check

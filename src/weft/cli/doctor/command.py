@@ -48,17 +48,16 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     if options.ssh_options is not None and options.hosts is None:
         raise LaunchError("--ssh-options is for ssh: name the hosts with --hosts, or leave it out")
-    findings = _elsewhere(options.hosts, options.ssh_options) if options.hosts is not None else _here()
+    if options.hosts is not None:
+        findings = _elsewhere(options.hosts, options.ssh_options)
+    else:
+        findings = [*of_host("this host", Facts.here(), alone=True)]
     if options.json:
         print(json.dumps([{**asdict(finding), "well": finding.well} for finding in findings], indent=2))
     else:
         for finding in findings:
             print(finding)
     return 0 if all(finding.well for finding in findings) else WARNED
-
-
-def _here() -> list[Finding]:
-    return [*of_host("this host", Facts.here(), alone=True)]
 
 
 def _elsewhere(text: str, ssh_options: str | None) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What is shown of a job while it runs."""
+"""Views of a job while it runs."""
 
 PAGE = "report.html"
 """The page of a recording, in its folder."""

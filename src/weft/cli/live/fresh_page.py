@@ -77,7 +77,7 @@ def not_here(folder: Path, before: Mapping[str, int], ranks: int) -> str:
 
 
 def nothing_recorded(folder: Path) -> str:
-    """What is said of a job that recorded nothing."""
+    """The message about a job that recorded nothing."""
     return f"this job recorded nothing into {shown_path(folder)}: the script never called weft.init"
 
 

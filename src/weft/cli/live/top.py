@@ -37,7 +37,7 @@ examples:
 
 
 class Row(NamedTuple):
-    """What is shown of a rank."""
+    """The table's row of a rank, as text."""
 
     rank: str
     step: str
@@ -163,7 +163,7 @@ def plain(rows: Sequence[Row]) -> str:
 
 
 def worst(findings: Sequence[Finding]) -> str:
-    """What stands below the table: the worst finding in words."""
+    """The line below the table: the worst finding in words."""
     if not findings:
         return ""
     return visible(f"{findings[0].rule} ({findings[0].status.value}): {findings[0].text}")

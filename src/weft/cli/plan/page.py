@@ -1,4 +1,4 @@
-"""What `weft plan --html` writes: the answer as the value that the page is made of."""
+"""The page of `weft plan --html`: the answer as the value that the page is made of."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def report_of(found: Answer) -> PlanReport:
 
 
 def _storage(found: Answer) -> tuple[str, list[Table]]:
-    """What is printed in lines, as sentences."""
+    """The lines printed about storage, as sentences."""
     told, tables = storage(found)
     return told.replace("\n", ". "), tables
 

@@ -126,7 +126,7 @@ class Measured(NamedTuple):
 
     @property
     def serves(self) -> bool | None:
-        """Whether it is enough; None if nobody said what is needed."""
+        """True if the storage is fast enough; None if nobody said what is needed."""
         return None if self.need is None else self.best.bytes_per_s >= self.need
 
 
@@ -183,7 +183,7 @@ def _memory_bytes() -> int:
 
 
 def advice(found: Measured) -> list[str]:
-    """What to change or to buy, the cheapest first."""
+    """Advice on what to change or to buy, the cheapest first."""
     lines, best, loader = [], found.best, found.loader
     row, warm = found.rates[0], found.rates[-1]
     if best.seconds < SHORT_S:
@@ -279,7 +279,7 @@ def _file_systems(found: Measured) -> str:
 
 
 def _served(found: Measured) -> list[Serving]:
-    """What of each storage service would serve all hosts."""
+    """The part of each storage service that would serve all hosts."""
     assert found.need is not None
     size = found.record or min(READ_BYTES, found.size / len(found.files))
     return [

@@ -1,4 +1,5 @@
-"""What storage must give, and what does: the part of `weft plan --data` and of `weft storage` that both print."""
+"""Tables of what storage must give, and of what does: the part of `weft plan --data` and of `weft storage` that both
+print."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ WORDS = {
 
 
 def storage(found: Answer) -> tuple[str, list[Table]]:
-    """What the storage must give, and the file systems and services that do."""
+    """The rate that the storage must give, and the file systems and services that do."""
     asked = found.asked
     assert asked.data_bytes is not None and asked.epoch_s is not None
     need = need_bytes_per_s(asked.data_bytes, asked.epoch_s)
@@ -79,7 +80,7 @@ def _at_hand(one: Given, hosts: int, data_bytes: float) -> str:
 
 
 def services_table(found: Sequence[Serving]) -> Table:
-    """What each service gives, and the least of it that serves."""
+    """A table of the services, each with the least of it that serves."""
     headers = (
         "service", "a host gets up to", "all hosts", "least that serves", "connections a host", "a month", "an epoch",
         "the run",
@@ -108,7 +109,7 @@ def said(one: Table, always: int = 2) -> Table:
 
 
 def bill_cells(costs: Bill | None) -> tuple[str, str, str]:
-    """What a month, an epoch and the run cost; empty where it is not known, and where reading costs nothing.
+    """The cells of a month's, an epoch's and the run's cost; empty where unknown, and where reading costs nothing.
 
     >>> bill_cells(Bill(1234.0, 0.0)), bill_cells(None)
     (('1,234', '', ''), ('', '', ''))
@@ -129,7 +130,7 @@ def _money(amount: float) -> str:
 
 
 def counted(prices: Prices) -> list[str]:
-    """Which prices were given, in a line if there are any: all else counts as nothing."""
+    """The prices that were given, in a line if there are any: all else counts as nothing."""
     told = [
         f"{name} ({', '.join(f'{paid} {price:g}' for paid, price in own.items())})"
         for name, own in prices.items()
@@ -155,7 +156,7 @@ def _least(one: Serving) -> str:
 
 
 def services_assumed(found: Sequence[Serving]) -> list[str]:
-    """Which figures no document states, in a line if there are any."""
+    """The figures that no document states, in a line if there are any."""
     told = [
         f"{one.name} ({' and '.join(WORDS[name] for name in one.assumed)})" for one in found if one.assumed
     ]

@@ -1,4 +1,4 @@
-"""What `weft plan` prints: the recommendation, the best, why not the others, what weft runs, what to try."""
+"""The text of `weft plan`: the recommendation, the best, why not the others, what weft runs, what to try."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _lines(one: Table) -> str:
 
 
 def question(asked: Asked) -> str:
-    """What is trained, and where: lines."""
+    """The job and its machines, as lines of text."""
     job, machines = asked.job, asked.machines
     device = machines.host.accelerator
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
@@ -72,14 +72,14 @@ def question(asked: Asked) -> str:
 
 
 def assumptions(asked: Asked) -> str:
-    """What times stand on that was neither fitted to published steps nor measured; empty if nothing."""
+    """The parts of times that were neither fitted to published steps nor measured; empty if there are none."""
     found = [not_fitted(asked.machines.host.accelerator, asked.job.precision)]
     found += ["all that experts take (no published step has them)"] if asked.job.sizes.experts else []
     return " and ".join(each for each in found if each)
 
 
 def _experts(sizes: Sizes) -> str:
-    """What of a mixture of experts a token meets; nothing for other models."""
+    """The parameters of a mixture of experts that a token meets; empty for other models."""
     experts = sizes.experts
     if experts is None:
         return ""
@@ -147,7 +147,7 @@ def nothing_fits(found: Answer) -> str:
 
 
 def plans_table(asked: Asked, plans: list[Plan], caption: str = "") -> Table:
-    """What each of some plans takes; columns that say nothing are left out."""
+    """A table of plans, each with its figures; columns that say nothing are left out."""
     rows = []
     for plan in plans:
         hours, cost = asked.hours(plan), asked.cost(plan)
@@ -200,7 +200,7 @@ def _today(found: Answer) -> str:
 
 
 def today(found: Answer) -> str:
-    """What weft runs today of what was found."""
+    """The sentence about the plan that weft runs today."""
     plan, asked = found.runs_today, found.asked
     assert plan is not None
     best = found.search.best[0]
@@ -229,7 +229,7 @@ def kinds_table(found: Answer) -> Table:
 
 
 def guide_table(found: Answer) -> Table:
-    """What to try, in order."""
+    """A table of what to try, in order."""
     rows = [
         (str(number), advice.what, format_bytes(advice.memory_bytes), "yes" if advice.fits else "no",
          format_seconds(advice.step_s))

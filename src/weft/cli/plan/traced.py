@@ -1,4 +1,4 @@
-"""What `weft plan` says of a traced model."""
+"""The text of `weft plan` about a traced model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AGAIN = (
 
 
 def limit_of(machines: Machines, memory_bytes: int | None) -> float:
-    """What of a device may be used."""
+    """The bytes of a device that may be used."""
     return usable_bytes(machines.host.accelerator.memory_bytes) if memory_bytes is None else memory_bytes
 
 
@@ -63,7 +63,7 @@ def traced_text(found: Found, machines: Machines, graph: Graph) -> str:
 
 
 def question(machines: Machines, graph: Graph) -> str:
-    """What is trained, and where."""
+    """The job and its machines, as text."""
     hosts = "1 host" if machines.hosts == 1 else f"{machines.hosts} hosts"
     return (
         f"{len(graph)} units, {format_bytes(sum(unit.parameter_bytes for unit in graph))} of parameters, on "
@@ -81,7 +81,7 @@ def sentence(found: Found) -> str:
 
 
 def plans_table(plans: list[Plan], caption: str = "") -> Table:
-    """What each of some plans takes."""
+    """A table of plans, each with its figures."""
     rows = [
         (
             f"{plan.division}", format_seconds(plan.seconds), f"{plan.step.bubble / plan.seconds:.0%}",

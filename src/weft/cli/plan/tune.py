@@ -98,7 +98,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """What `--vary` asks for.
+    """The values of each setting that `--vary` asks for.
 
     >>> varied(["microbatches=4,8", "--batch-size=16"])
     {'microbatches': [4, 8], '--batch-size': [16]}
@@ -164,7 +164,7 @@ def _result(trial: Trial) -> str:
 
 
 def lines_to_write(changes: Changes) -> list[str]:
-    """How the best is asked for, in the script and at the command."""
+    """The lines that ask for the best settings, in the script and at the command."""
     settings = {name: value for name, value in changes.items() if not name.startswith("-")}
     arguments = [f"{name}={value}" for name, value in changes.items() if name.startswith("-")]
     found = []
@@ -203,7 +203,7 @@ def as_text(found: Tuning) -> str:
 
 
 def _said(outcome: Outcome) -> str:
-    """What is to be said of a trial beside its figures."""
+    """The remark on a trial beside its figures."""
     ended = "ended early" if outcome.stopped else outcome.failure
     return "; ".join(filter(None, (ended, outcome.remark)))
 

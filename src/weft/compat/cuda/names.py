@@ -140,7 +140,7 @@ def memory() -> tuple[int, int]:
 
 
 def properties(device: Any = None) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` tells, of the host."""
+    """The properties of the host, in the form of ``torch.cuda.get_device_properties``."""
     return SimpleNamespace(
         name=device_name(), major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=memory()[1],
         multi_processor_count=os.cpu_count() or 1, is_integrated=1, is_multi_gpu_board=0, warp_size=32,

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class ReduceOp:
-    """How tensors of several ranks become one."""
+    """The reductions of tensors over ranks."""
 
     AVERAGE = "average"
     SUM = dist.ReduceOp.SUM
@@ -53,7 +53,7 @@ def is_initialized() -> bool:
 
 
 def get_world_size(group: Any = None) -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return dist.get_world_size(_only_world(group))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from weft.torch.replicas.whole_tensors import share_of
+from weft.torch.replicas.full_tensors import share_of
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""What a configuration of the original asks weft for: rules with their parameters, and what to record."""
+"""Requests in a configuration of the original: rules with their parameters, and what to record."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WITHOUT = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What a configuration asks for.
+    """The requests of a configuration.
 
     Attributes:
         rules: Of weft, with their parameters; with the original's report all that weft has.
@@ -88,7 +88,7 @@ def understand(
     debugger_hook_config: DebuggerHookConfig | bool | None = None,
     disable_profiler: bool = False,
 ) -> Asked:
-    """What the arguments of an estimator ask weft for.
+    """The requests in the arguments of an estimator.
 
     Raises:
         ConfigError: A rule or a parameter is not known to the original either, or a value is wrong.

@@ -16,7 +16,7 @@ class CollectionConfig:
 
 @dataclass(frozen=True)
 class DebuggerHookConfig:
-    """Which groups of tensors are to be saved, and where."""
+    """The groups of tensors to save, and where."""
 
     s3_output_path: str | None = None
     container_local_output_path: str | None = None

@@ -43,7 +43,7 @@ FILES = ("LocalPath", "RotateMaxFileSizeInBytes", "RotateFileCloseIntervalInSeco
 
 
 def read_job(text: str) -> Asked:
-    """What a job's description asks for.
+    """The requests in a job's description.
 
     Args:
         text: JSON, also with comments and superfluous commas. Keys that are not about Debugger are left alone.

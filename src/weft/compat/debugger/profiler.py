@@ -19,7 +19,7 @@ class PythonProfiler(str, Enum):
 
 
 class cProfileTimer(str, Enum):
-    """What that one measures."""
+    """The time that cProfile measures."""
 
     TOTAL_TIME = "total_time"
     CPU_TIME = "cpu_time"
@@ -123,7 +123,7 @@ class SMDataParallelProfilingConfig(_Default):
 
 @dataclass(frozen=True)
 class FrameworkProfile:
-    """What of the training is recorded in detail, and when.
+    """The parts of the training to record in detail, and when.
 
     Of the configurations those that are given count. If there is none, the range given here does for all, and without
     one each kind's own default.
@@ -161,7 +161,7 @@ class FrameworkProfile:
 
 @dataclass(frozen=True)
 class ProfilerConfig:
-    """How often hosts are measured, and what of the training is recorded in detail."""
+    """The interval at which hosts are measured, and the parts of the training to record in detail."""
 
     s3_output_path: str | None = None
     system_monitor_interval_millis: int | None = None

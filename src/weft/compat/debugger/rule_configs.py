@@ -19,7 +19,7 @@ class RuleConfig:
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done when a rule finds something: a name and its target."""
+    """The action of a rule that finds something: a name and its target."""
 
     name: str
     target: str = ""

@@ -121,7 +121,7 @@ def _write_random_states_once(cls: Any) -> None:
 
 
 class _Whole:
-    """Stands for the optimizer while its state is written, which all ranks have put together."""
+    """Stands for the optimizer while its state is written, which all ranks have gathered."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
@@ -172,7 +172,7 @@ def _check_parts(folder: Path) -> None:
     here = session().mesh.pp, session().mesh.tp
     if parts and found != here:
         raise CheckpointError(
-            f"{folder} has the optimizer's state in parts of {found[0]} partitions and {found[1]} ranks that split "
+            f"{folder} has the optimizer's state in shards of {found[0]} partitions and {found[1]} ranks that split "
             f"tensors, but this job has {here[0]} and {here[1]}: resume with that layout once; what is saved then fits "
             "every layout"
         )

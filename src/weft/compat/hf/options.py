@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer is asked for: what a split model cannot honour is refused by name, nothing is ignored."""
+"""Options of Hugging Face's Trainer: what a split model cannot honour is refused by name, nothing is ignored."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def refuse(args: Any) -> None:
         faults.append(
             'fp16: use bf16=True, or give weft the setting "fp16": true, which keeps 32-bit masters'
         )
-    if state.cfg.inputs == "apart":
+    if state.cfg.inputs == "per_rank":
         faults.append(
             "prescaled_batch: without it each rank that splits tensors reads samples of its own, which the Trainer "
             'would count as replicas; write "prescaled_batch": true'

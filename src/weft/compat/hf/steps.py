@@ -112,7 +112,7 @@ def _count_once(cls: Any) -> None:
 
 
 class _Steps:
-    """What a Trainer calls for a batch, in place of its own methods."""
+    """The methods that a Trainer calls for a batch, in place of its own."""
 
     def __init__(self, trainer: Any) -> None:
         from weft.torch import step
@@ -245,7 +245,7 @@ def _part_of(items: Any) -> Any:
     """The microbatch's part of the items that the batch's loss is divided by.
 
     A loss that is a sum over items, divided by them, is then the mean over the microbatch's, and so is one that does
-    not look at them: both are put together by weight.
+    not look at them: both are averaged by weight.
     """
     from weft.torch.execution.thread_settings import share
 

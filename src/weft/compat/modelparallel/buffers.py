@@ -64,17 +64,13 @@ class Buffers:
             several = [new for new in self._newest if (new.dtype, new.device) == kind]
             flat = torch.cat([new.flatten() for new in several])
             dist.broadcast(flat, first, group=self._group)
-            for new, part in zip(several, _cut(flat, several), strict=True):
+            for new, part in zip(several, flat.split([each.numel() for each in several]), strict=True):
                 new.copy_(part.view_as(new))
 
 
 def _of(model: DistributedDataParallel) -> list[Tensor]:
     ignored: Any = model.parameters_to_ignore
     return [buffer for name, buffer in model.module.named_buffers() if name not in ignored]
-
-
-def _cut(flat: Tensor, several: Sequence[Tensor]) -> Sequence[Tensor]:
-    return flat.split([tensor.numel() for tensor in several])
 
 
 def install(names: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ class LossScale:
 
     @classmethod
     def of(cls, scales: bool, static: float | None, dynamic: bool, arguments: Mapping[str, Any]) -> LossScale:
-        """What the arguments of the optimizer mean; 1 for ever if the loss is not to be scaled."""
+        """The loss scale that the optimizer's arguments describe; always 1 if the loss is not to be scaled."""
         known = {"init_scale", *(f.name for f in fields(cls)[2:7])}
         unknown = sorted(set(arguments) - known)
         if unknown:

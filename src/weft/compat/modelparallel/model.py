@@ -126,7 +126,7 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
     ) -> Any:
         """Take a whole state, or the partial ones of all ranks of a pipeline; now or, if needed, at the partition.
 
-        Partial states are put together first, so every rank of the pipeline calls it. ``same_partition_load``: nothing
+        Partial states are gathered first, so every rank of the pipeline calls it. ``same_partition_load``: nothing
         is sent, unless the model is split otherwise than it was and some rank lacks a part of its own.
         """
         session = session_of.session()

@@ -26,7 +26,7 @@ from weft.torch import optimizer as weft_optimizer
 from weft.torch.checkpoint.landing import Arrival
 from weft.torch.clip import clip_along, clip_grad_norm_, counted_once, is_local
 from weft.torch.optimizer import MASTERS, SCALE
-from weft.torch.replicas.whole_tensors import like, share_of
+from weft.torch.replicas.full_tensors import like, share_of
 from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_texts
 
@@ -78,7 +78,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before the backward pass."""
+        """The factor of the loss before the backward pass."""
         return self.loss_scaler.loss_scale
 
     @property
@@ -198,8 +198,8 @@ class MasterOptimizer(DistributedOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by: the same from the first backward pass to the step, even if a state is loaded
-        between them, as Hugging Face's Trainer does."""
+        """The factor of the loss: the same from the first backward pass to the step, even if a state is loaded between
+        them, as Hugging Face's Trainer does."""
         if self._scale is None:
             self._scale = self.loss_scaler.loss_scale
         return self._scale

@@ -57,7 +57,9 @@ IGNORED = {
 
 @dataclass
 class Parameters:
-    """What a script and its launch asked for. ``own``: weft's settings; ``kept``: the others of :data:`KEPT`."""
+    """The parameters that a script and its launch asked for. ``own``: weft's settings; ``kept``: the others of
+    :data:`KEPT`.
+    """
 
     own: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=lambda: dict(KEPT))
@@ -97,7 +99,7 @@ def inputs_of(parameters: Parameters) -> str:
         return "equal"
     if not isinstance(tensors, int) or tensors <= 1:
         return "any"
-    return "equal" if parameters.kept["prescaled_batch"] else "apart"
+    return "equal" if parameters.kept["prescaled_batch"] else "per_rank"
 
 
 def _left_for_partitions(ranks: int, script: Mapping[str, Any], launched: Collection[str]) -> int:

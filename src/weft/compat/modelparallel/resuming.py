@@ -40,7 +40,7 @@ def save_checkpoint(*args: Any, allow_pickle: bool = True, **kwargs: Any) -> Any
 
 
 def load(*args: Any, **kwargs: Any) -> Any:
-    """What ``save`` or ``torch.save`` wrote; see :func:`weft.torch.load` for arguments and errors.
+    """The state that ``save`` or ``torch.save`` wrote; see :func:`weft.torch.load` for arguments and errors.
 
     Pickled objects are read if the launch (``--allow-pickle``) says so.
     """
@@ -72,7 +72,8 @@ def resume_from_checkpoint(
 
 
 def _own_names(folder: Path, model: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-    """What turns a state as Hugging Face publishes it into one with the names that the model has here, if they differ.
+    """A function that gives a state published by Hugging Face the names that the model has here; None if they are the
+    same.
 
     Since its version 5 ``transformers`` gives tensors other names in the model than in files, and joins some.
     """

@@ -1,4 +1,4 @@
-"""What scripts import as ``horovod.tensorflow``, where Horovod is not installed.
+"""The module that scripts import as ``horovod.tensorflow``, where Horovod is not installed.
 
 In a job of ``smp`` with the setting ``horovod`` the ranks are the replicas, as in the original; else all.
 """
@@ -37,7 +37,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return len(session().peers(axis()))
 
 

@@ -1,4 +1,4 @@
-"""What ``import smdistributed.modelparallel.tensorflow as smp`` offers."""
+"""The names of ``import smdistributed.modelparallel.tensorflow as smp``."""
 
 from __future__ import annotations
 

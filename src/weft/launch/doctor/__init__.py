@@ -1,4 +1,4 @@
-"""Whether hosts are fit for a job, before one is started there.
+"""Checks of hosts before a job is started there.
 
 facts      what a host says of itself, as JSON: names, addresses, versions, clock, memory, limits, GPUs
 stream     how fast one host sends to another one

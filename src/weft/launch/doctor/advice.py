@@ -42,7 +42,7 @@ class Finding:
 
 
 def of_host(host: str, facts: Facts, alone: bool) -> Iterator[Finding]:
-    """What one host's facts tell; `alone`: no other host takes part."""
+    """Findings from one host's facts; `alone`: no other host takes part."""
     yield _name(host, facts, alone)
     shown = ", ".join(f"{name} {address}" for name, address in facts.interfaces)
     if alone or len(facts.interfaces) == 1:
@@ -102,7 +102,7 @@ def _gpus(host: str, facts: Facts) -> Finding:
 
 
 def of_hosts(answers: Sequence[Answer], links: Sequence[Link]) -> Iterator[Finding]:
-    """What the answers of several hosts tell."""
+    """Findings from the answers of several hosts."""
     known = [(answer.host, answer.facts) for answer in answers if answer.facts is not None]
     for answer in answers:
         if answer.facts is None:

@@ -1,4 +1,4 @@
-"""What a host says of itself. ``python -m weft.launch.doctor.facts`` prints it as JSON; no framework is imported."""
+"""The facts of a host. ``python -m weft.launch.doctor.facts`` prints them as JSON; no framework is imported."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, text: str) -> Facts:
-        """What a host printed.
+        """The facts that a host printed.
 
         Raises:
             FormatError: It is nothing of the kind.
@@ -93,7 +93,7 @@ class Facts:
         )
 
     def to_json(self) -> str:
-        """What ``from_json`` reads."""
+        """The facts as text that ``from_json`` reads."""
         values = {**asdict(self), "listens": int(self.listens)}
         values["interfaces"] = [{"name": name, "address": address} for name, address in self.interfaces]
         return json.dumps({"weft": KIND, "version": 1, "facts": values})

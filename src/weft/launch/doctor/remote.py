@@ -26,7 +26,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of asking one host.
+    """The answer of one host.
 
     Attributes:
         problem: Why it said nothing; empty if it did.

@@ -79,7 +79,7 @@ class Described:
 
     @property
     def host_count(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self.hosts if isinstance(self.hosts, int) else len(self.hosts)
 
     @property
@@ -89,7 +89,7 @@ class Described:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are, on all hosts."""
+        """The number of ranks, on all hosts."""
         return self.host_count * self.ranks_per_host
 
     @property

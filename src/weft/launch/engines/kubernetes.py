@@ -81,7 +81,7 @@ def _object(version: str, kind: str, job: Described, spec: Manifest) -> Manifest
 
 
 def secret_name(job: Described) -> str:
-    """What the Secret of a job is called."""
+    """The name of a job's Secret."""
     return f"{job.name}-secrets"
 
 

@@ -16,6 +16,6 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
 
 
 def rank_program(job: Described) -> list[str]:
-    """What a rank runs that reports its first error to its launcher."""
+    """The command of a rank that reports its first error to its launcher."""
     marks = (MODULE,) if job.module else ()
     return [job.python, FILE, *marks, job.script, *job.arguments]

@@ -50,7 +50,7 @@ def _open_mpi(job: Described, environ: Mapping[str, str]) -> Command:
 
 
 def _logs(job: Described) -> list[str]:
-    """What each rank writes goes into files, too."""
+    """The options that write each rank's output into files, too."""
     if not job.log_dir:
         return []
     if job.form == "openmpi4":

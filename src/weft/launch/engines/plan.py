@@ -1,4 +1,4 @@
-"""What would run where: the commands, environments and files that an engine makes of a job, printed without secrets."""
+"""The plan of a job: the commands, environments and files that an engine makes of it, printed without secrets."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Plan:
 
 
 def secret_arguments(arguments: Sequence[str]) -> dict[int, tuple[str, str]]:
-    """Which arguments hold a secret: by their places the names of their options or variables, and the secrets.
+    """The arguments that hold a secret: by their places the names of their options or variables, and the secrets.
 
     >>> secret_arguments(["--api-key=abc", "--hf_token", "def", "--max-tokens", "7", "-x", "WANDB_API_KEY=ghi"])
     {0: ('--api-key', 'abc'), 2: ('--hf_token', 'def'), 6: ('WANDB_API_KEY', 'ghi')}

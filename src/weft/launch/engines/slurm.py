@@ -103,7 +103,7 @@ def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _warning_s(limit: timedelta) -> int:
-    """How many seconds before the time limit ranks are told to save and end.
+    """The seconds before the time limit at which ranks are told to save and end.
 
     >>> _warning_s(timedelta(hours=2)), _warning_s(timedelta(minutes=2))
     (120, 60)

@@ -1,4 +1,4 @@
-"""What a job leaves in its folder while it runs, and how another process reads that and ends the job.
+"""The files that a job leaves in its folder while it runs, and how another process reads them and ends the job.
 
     run.json           the newest start: what was to run where, with secrets masked, and who the launcher is
     events.jsonl       what happened when, of all starts; the launcher holds its lock as long as it runs

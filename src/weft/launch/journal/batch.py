@@ -1,4 +1,4 @@
-"""What a batch script tells a job's folder, as nothing of weft's runs beside the ranks of such a job.
+"""Entries in the folder of a job that a batch script started, as nothing of weft's runs beside the ranks of such a job.
 
 python -m weft.launch.journal.batch begin FOLDER RANKS ATTEMPT     prints the folder of this attempt's logs
 python -m weft.launch.journal.batch end FOLDER RANKS CODE          how it ended

@@ -24,13 +24,13 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 def statements(folder: Path, ranks: int) -> list[Statement]:
-    """What the ranks of an attempt have left."""
+    """The statements that the ranks of an attempt have left."""
     found = (_statement(folder, rank) for rank in range(min(ranks, MOST_RANKS)))
     return [each for each in found if each is not None]
 
 
 def failure(folder: Path, ranks: int, code: int) -> dict[str, Any]:
-    """How an attempt failed, as ``failure.json`` has it. ``rank`` is None where no rank said anything.
+    """The failure of an attempt, as ``failure.json`` has it. ``rank`` is None where no rank said anything.
 
     Whoever failed itself comes first, then whoever was seen to be gone, then those that only lost a connection.
     """

@@ -23,7 +23,7 @@ def attempt_folder(folder: Path, number: int) -> Path:
 
 
 def log_file(folder: Path, attempt: int, rank: int) -> Path:
-    """What a rank wrote after one start."""
+    """The file with a rank's output after one start."""
     return attempt_folder(folder, attempt) / f"rank-{rank}.log"
 
 

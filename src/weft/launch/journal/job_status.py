@@ -36,7 +36,7 @@ _MOST_RANKS = 32
 
 @dataclass(frozen=True)
 class Told:
-    """What a folder says of its job.
+    """The status of a job, read from its folder.
 
     Attributes:
         run: The newest start, as in ``run.json``.
@@ -157,7 +157,7 @@ class Told:
 
 
 def read(folder: Path) -> Told:
-    """What the folder of a job says.
+    """Reads the status of a job from its folder.
 
     Raises:
         LaunchError: No job has run with it.

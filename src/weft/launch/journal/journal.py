@@ -22,7 +22,7 @@ from weft.watch.progress_file import Pace, write
 
 
 class Journal:
-    """What a job leaves behind as it runs.
+    """The journal of a job, written into its folder as it runs.
 
     ``attempt``: how often the job was started before.
     Whatever cannot be written later (a full disk) is told once, as ``lost``, and the job goes on.
@@ -106,7 +106,7 @@ class Journal:
         teller.write(attempt_folder(self.folder, self._next - 1))
 
     def take(self, rank: int, data: bytes) -> None:
-        """What a rank wrote."""
+        """Appends a rank's output to its log."""
         if data and rank in self._logs:
             self._append(self._logs[rank], data)
 
@@ -116,7 +116,7 @@ class Journal:
         self._append(self._events, f"{json.dumps(told)}\n".encode())
 
     def fail(self, failure: Mapping[str, Any]) -> None:
-        """How the present attempt failed."""
+        """Notes how the present attempt failed."""
         with_time = {"time": self._now(), "attempt": self.attempt, **failure}
         try:
             self._write(FAILURE, with_time)

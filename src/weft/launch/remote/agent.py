@@ -109,7 +109,7 @@ class _Agent:
             self._tell(self.here, self.mirror)
 
     def _read(self) -> bool:
-        """What ranks have written; whether there was any."""
+        """Forwards the ranks' output; True if there was any."""
         ready = self.pipes.select(0)
         for pipe, _ in ready:
             pipe.data()
@@ -127,7 +127,7 @@ class _Agent:
         self.said = time.monotonic()
 
     def _tell(self, here: Here, mirror: Mirror) -> None:
-        """What the ranks show, and who has ended: that comes after all that it wrote and showed."""
+        """Sends what the ranks show, and who has ended: that comes after all that it wrote and showed."""
         if self.outside is not None:
             here.look_at_files(self.outside)
         for values, data in mirror.changes():

@@ -46,7 +46,7 @@ class Mirror:
         self._looked = float("-inf")
 
     def changes(self, at_once: bool = False) -> Iterator[Message]:
-        """What the other side does not know yet. ``at_once``: also of what was told a moment ago."""
+        """Messages with what the other side does not know yet. ``at_once``: also of what was told a moment ago."""
         now = self._clock()
         if not at_once and now - self._looked < _TICK_S:
             return

@@ -58,7 +58,7 @@ def lacking(folder: Path, ranks: range, before: Mapping[str, int]) -> bool:
 
 
 def messages(folder: Path, ranks: range, before: Mapping[str, int]) -> Iterator[Message]:
-    """What an agent says of the new recordings of its ranks."""
+    """An agent's messages with the new recordings of its ranks."""
     for name, time in sorted(files_of(folder, ranks).items()):
         if before.get(name) == time:
             continue
@@ -90,7 +90,7 @@ class Arriving:
         self._name, self._left = "", 0
 
     def take(self, values: Mapping[str, Any], data: bytes) -> None:
-        """What the agent has said.
+        """Takes one message of the agent.
 
         Raises:
             LaunchError: That is no recording of its ranks, or it cannot be written here.

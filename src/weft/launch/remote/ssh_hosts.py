@@ -92,7 +92,7 @@ class _Link:
         return f"{visible(self.name)} ({_named(self.ranks)})"
 
     def last_words(self) -> str:
-        """What ssh said last of itself, in one line."""
+        """The last lines that ssh said of itself, as one line."""
         lines = (line.strip() for line in self.words.decode(errors="replace").splitlines())
         return "; ".join([visible(line) for line in lines if line][-3:])
 
@@ -298,7 +298,7 @@ class Elsewhere:
         self._say(f"weft: recordings of {link.who} did not come: {visible(why)}\n".encode(errors="replace"))
 
     def instead(self, verdict: Verdict) -> Verdict:
-        """What is to be said of ranks that show nothing: that their host does not, if that is so."""
+        """The verdict on ranks that show nothing: that their host is silent, if that is so."""
         link = self._of(verdict.ranks[0])
         silent_s = time.monotonic() - link.heard
         if verdict.kind == "frozen" and not link.gone and silent_s > _MOST_OF * self._job.limits.heartbeat:

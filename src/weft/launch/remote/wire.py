@@ -66,7 +66,7 @@ class Incoming:
         return [*self._whole()]
 
     def rest(self) -> bytes:
-        """What is no message yet."""
+        """The bytes that are no message yet."""
         return bytes(self._kept)
 
     def _whole(self) -> Iterator[Message]:
@@ -87,7 +87,7 @@ class Incoming:
 
 
 class Outgoing:
-    """What is still to be said; whoever says it is never held up."""
+    """Messages still to be sent; whoever adds one is never held up."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)

@@ -1,4 +1,4 @@
-"""What weft's own launcher is to run, and what it uses of a process."""
+"""The job that weft's own launcher runs, and the parts of a process that it uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Job:
-    """What to run.
+    """The command and limits of a job.
 
     Attributes:
         command: The program and its arguments.
@@ -68,7 +68,7 @@ class Process(Protocol):
 
 
 def usable_cores() -> int:
-    """How many processor cores this process may use."""
+    """The number of processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -42,7 +42,7 @@ def notebook_run(
     settings: Mapping[str, Any] | None = None,
     options: Sequence[str] = (),
 ) -> T:
-    """What rank 0 returns of ``function(*arguments)``, which runs on ``ranks`` fresh processes.
+    """Runs ``function(*arguments)`` on ``ranks`` fresh processes, and returns what rank 0 returns.
 
     The function may be one of a notebook's cells, or typed into Python. It calls ``weft.init()`` itself, as a script
     does. What it uses of the notebook is copied. What the ranks print appears at once, and an interrupt ends them.
@@ -135,7 +135,7 @@ def _in_file(code: CodeType, file: str) -> CodeType:
 
 
 def unpack(path: Path, said: str) -> Any:
-    """What a rank of our own wrote."""
+    """The object that a rank of our own wrote."""
     if not path.exists():
         raise LaunchError(f"no rank returned anything{f': {said}' if said else ''}")
     return cloudpickle().loads(path.read_bytes())

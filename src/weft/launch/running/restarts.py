@@ -1,4 +1,4 @@
-"""Whether a job that failed is started again, when, and what is told of it all in the end. Pure."""
+"""The decision whether and when a failed job is started again, and the last report of all its attempts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG_USE = 2
 
 @dataclass(frozen=True)
 class Failed:
-    """How an attempt failed.
+    """The failure of an attempt.
 
     Attributes:
         headline: Who is to blame, for what.
@@ -52,7 +52,7 @@ def backoff_s(restart: int) -> float:
 
 
 def in_a_row(failures: Sequence[Failed]) -> int:
-    """How many of the last failures came one after the other with no save between: a save is progress."""
+    """The number of last failures that came one after the other with no save between: a save is progress."""
     row = 0
     for failed in reversed(failures):
         row += 1

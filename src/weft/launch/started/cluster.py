@@ -153,7 +153,7 @@ class Cluster:
         )
 
     def log(self, pod: Pod, **options: Any) -> str:
-        """What a pod has written; empty before it has started, and after it is gone."""
+        """The output of a pod; empty before it has started, and after it is gone."""
         with self._told("get", "pods/log", pod.name):
             try:
                 found = self._unless_gone(

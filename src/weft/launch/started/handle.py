@@ -37,7 +37,7 @@ _LIVING = (
 
 
 class Handle(ABC):
-    """What every started job can do."""
+    """A started job, which can be waited for, stopped and read."""
 
     def __init__(self, job: Described) -> None:
         self.job = job
@@ -76,7 +76,7 @@ class Handle(ABC):
         return self.wait(2 * END_S)
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank has written since the job was started last; empty before.
+        """The output of a rank since the job was started last; empty before.
 
         Raises:
             LaunchError: The job has no ``log_dir``, its engine keeps logs in its own way, or there is no such rank.
@@ -107,7 +107,7 @@ class Handle(ABC):
         return Path(self.job.folder, self.job.log_dir)
 
     def _told(self) -> Told | None:
-        """What the job's folder says of this start."""
+        """The status of this start in the job's folder; None without one."""
         return None
 
     def _error(self, code: int) -> JobError:

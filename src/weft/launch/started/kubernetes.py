@@ -91,7 +91,7 @@ class KubernetesHandle(Handle):
         return self._code
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank has written since its pod was started; empty before, and after the pod is gone.
+        """The output of a rank since its pod was started; empty before, and after the pod is gone.
 
         Raises:
             LaunchError: There is no such rank, or Kubernetes refuses.

@@ -1,4 +1,4 @@
-"""What the pods of a job tell: where each stands, which one failed first, and what one rank wrote. Pure."""
+"""The pods of a job: where each stands, which one failed first, and what one rank wrote. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOCAL = re.compile(r"\[default(\d+)\]:")
 
 @dataclass(frozen=True)
 class Ended:
-    """How the container of a pod ended: its exit code, why if Kubernetes says so, and when."""
+    """The end of a pod's container: its exit code, why if Kubernetes says so, and when."""
 
     code: int
     reason: str = ""
@@ -104,7 +104,7 @@ def first_failed(pods: Iterable[Pod]) -> Pod | None:
 
 
 def blamed(pod: Pod, ranks_per_host: int, log: str = "") -> tuple[str, int | None]:
-    """What to say of a pod that failed, and the rank if that is known. Weft's own first line says most.
+    """The text about a pod that failed, and the rank if that is known. Weft's own first line says most.
 
     >>> blamed(Pod("a-node-0-1", 1, "train", "Failed", "gke-7", "", Ended(137, "OOMKilled")), 4)[0]
     'host 1 (pod a-node-0-1 on gke-7), ranks 4 to 7, ended with exit code 137: OOMKilled, more memory than its limit'
@@ -133,7 +133,7 @@ def headline(log: str) -> tuple[str, int | None]:
 
 
 def of_rank(log: str, local: int) -> str:
-    """What one rank of a pod wrote, if torchrun has marked the lines of each; else all that the pod wrote.
+    """The output of one rank of a pod, if torchrun has marked the lines of each; else all that the pod wrote.
 
     >>> of_rank("[default0]:a\\n[default1]:b\\nof torchrun\\n", 1), of_rank("a\\n", 0)
     ('b\\n', 'a\\n')

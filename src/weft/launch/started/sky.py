@@ -64,7 +64,7 @@ class SkyHandle(ProcessHandle):
         super().__init__(job, process)
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank has written; empty before it has started.
+        """The output of a rank; empty before it has started.
 
         Raises:
             LaunchError: There is no such rank, or the file of the output cannot be read.

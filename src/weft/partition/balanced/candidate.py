@@ -14,7 +14,7 @@ TIGHT, LOOSE = 0.1, 0.5
 
 @dataclass(frozen=True)
 class Balance:
-    """What is to be spread evenly over the partitions.
+    """A quantity to be spread evenly over the partitions.
 
     Attributes:
         name: What is counted, as a table shows it.

@@ -1,4 +1,4 @@
-"""What is placed as one: units of a group together, every other unit by itself; and orders of these items."""
+"""Items to place: the units of a group together, every other unit by itself; and orders of these items."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def stages_of_placement(
 
 
 def levels_of(users: Sequence[Sequence[int]], where: Sequence[int]) -> list[int]:
-    """How many changes of the partition come before each unit at the latest that adds no change at the end.
+    """The number of partition changes before each unit, at the latest that adds no change at the end.
 
     >>> levels_of([(2,), (2,), ()], [0, 1, 1])
     [0, 1, 1]
@@ -83,13 +83,13 @@ def _visits(
     """The stage of each unit and the partition of each stage, by rules 1 and 2."""
     count = 1 + max(where, default=-1)
     missing = [0] * len(where)
-    foreign = [0] * count
+    crossing = [0] * count
     left = [0] * count
     for unit, targets in enumerate(users):
         left[where[unit]] += 1
         for target in targets:
             missing[target] += 1
-            foreign[where[target]] += where[unit] != where[target]
+            crossing[where[target]] += where[unit] != where[target]
     ready: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     for unit, partition in enumerate(where):
         if not missing[unit]:
@@ -98,7 +98,7 @@ def _visits(
         heapify(heap)
     stages, ranks = [0] * len(where), list[int]()
     while any(left):
-        whole = [one for one in range(count) if left[one] and not foreign[one]]
+        whole = [one for one in range(count) if left[one] and not crossing[one]]
         partition = whole[0] if whole else min(filter(ready.__getitem__, range(count)), key=ready.__getitem__)
         while ready[partition]:
             _, unit = heappop(ready[partition])
@@ -106,7 +106,7 @@ def _visits(
             left[partition] -= 1
             for target in users[unit]:
                 missing[target] -= 1
-                foreign[where[target]] -= where[target] != partition
+                crossing[where[target]] -= where[target] != partition
                 if not missing[target]:
                     heappush(ready[where[target]], (levels[target], target))
         ranks.append(partition)

@@ -99,7 +99,7 @@ class _State:
 
     @property
     def score(self) -> Score:
-        """What is made smaller."""
+        """The score to make smaller."""
         over = squares = 0.0
         for loads, total, limit in zip(self.loads, self.totals, self.limits, strict=True):
             for load in loads:

@@ -35,7 +35,7 @@ PRECISION = 1e-10
 
 @dataclass(frozen=True)
 class Memory:
-    """What segments take: `fixed[b] - fixed[a] + held * (kept[b] - kept[a])`, up to `room`.
+    """The memory of segments: `fixed[b] - fixed[a] + held * (kept[b] - kept[a])`, up to `room`.
 
     Attributes:
         fixed: Sums over the links before: parameters, gradients, optimizer state.
@@ -50,7 +50,7 @@ class Memory:
     room: Sequence[float]
 
     def before(self, partition: int, start: int) -> float:
-        """What all links before `start` would take on `partition`."""
+        """The memory that all links before `start` would take on `partition`."""
         return self.fixed[start] + self.held[partition] * self.kept[start]
 
     def farthest(self, partition: int, start: int) -> int:
@@ -131,7 +131,7 @@ class Bounded:
         ]
 
     def load(self, partition: int, start: int, end: int) -> float:
-        """What a segment costs a partition."""
+        """The cost of a segment on a partition."""
         if start == end:
             return self.base[partition]
         sums = self.sums[partition]

@@ -80,7 +80,7 @@ def search_chain(costs: Sequence[float], chain: Chain) -> Search:
 
 
 def crossings(placement: Sequence[int]) -> int:
-    """How many neighbours in the program lie on different partitions."""
+    """The number of neighbours in the program that lie on different partitions."""
     return sum(one != other for one, other in itertools.pairwise(placement))
 
 

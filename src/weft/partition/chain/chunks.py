@@ -132,7 +132,7 @@ class _Cuts:
         return cut.best(cut.bottleneck() * SLACK, EFFORT)
 
     def cost(self, segment: int, start: int, end: int) -> float:
-        """What a segment costs its partition."""
+        """The cost of a segment on its partition."""
         if start == end:
             return 0.0
         floor, live = self.floors[self.owners[segment]], self.counted.live
@@ -141,12 +141,12 @@ class _Cuts:
         return floor[end] - floor[start] + before + after
 
     def bytes(self, segment: int, start: int, end: int) -> float:
-        """What a segment takes."""
+        """The memory of a segment."""
         held = self.counted.problem.in_flight[segment]
         return self.fixed[end] - self.fixed[start] + held * (self.kept[end] - self.kept[start])
 
     def key(self) -> Key:
-        """How this cut compares: the smaller the better."""
+        """The key by which cuts are compared: the smaller the better."""
         excess = sum(max(0.0, m - limit) for m, limit in zip(self.memory, self.limits, strict=True))
         return excess, max(self.costs), sum(cost * cost for cost in self.costs)
 

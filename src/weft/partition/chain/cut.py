@@ -56,7 +56,7 @@ class Cut:
 
     @cached_property
     def _crossing(self) -> float:
-        """What a crossing weighs against squared loads: a power of two, so that sums stay exact."""
+        """The weight of a crossing against squared loads: a power of two, so that sums stay exact."""
         total = self._sums[-1] + sum(self.base)
         return float(2.0 ** math.ceil(math.log2(2.0 * total * total + 1.0)))
 

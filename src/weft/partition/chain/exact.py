@@ -78,7 +78,7 @@ class Counted:
         return problem.transfer_s is None and not problem.limited and len(speeds) == 1
 
     def unit_costs(self, speed: float) -> list[float]:
-        """What each unit costs on a device."""
+        """The cost of each unit on a device of that speed."""
         return [memory + time / speed for memory, time in zip(*self.problem.shares, strict=True)]
 
     @cached_property
@@ -239,7 +239,7 @@ class Counted:
         return base, sums
 
     def reached(self) -> int:
-        """How many links of the chain the devices have room for, filled in program order."""
+        """The number of links of the chain that the devices have room for, filled in program order."""
         most = 0
         for choice in itertools.islice(itertools.product(*self.chain.options), COMBINATIONS):
             memory = self._memory(choice)
@@ -270,7 +270,7 @@ def _sums(values: Sequence[Any]) -> list[Any]:
 
 
 def _times(flow: Flow, start: int, end: int) -> int:
-    """How often `live` counts a tensor too often for a segment."""
+    """The number of times that `live` counts a tensor too often for a segment."""
     if flow.source >= start or flow.targets[-1] < end:
         return 0
     following = bisect_left(flow.targets, start)
@@ -278,7 +278,7 @@ def _times(flow: Flow, start: int, end: int) -> int:
 
 
 def memory_of(problem: Problem, link: Link) -> tuple[int, int]:
-    """What a link takes: for good, and for each microbatch."""
+    """The memory of a link: for good, and for each microbatch."""
     units = [problem.graph.units[unit] for unit in link.units]
     fixed = problem.copies * sum(unit.parameter_bytes for unit in units)
     return fixed, sum(unit.activation_bytes for unit in units)

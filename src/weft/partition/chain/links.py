@@ -47,7 +47,7 @@ class Chain:
 
     @cached_property
     def units(self) -> int:
-        """How many units there are."""
+        """The number of units."""
         return sum(len(link.units) for link in self.links)
 
     @cached_property

@@ -38,7 +38,7 @@ class Cutter(Protocol):
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched.
+    """The search for the best placement over the choices of the spread groups' partitions.
 
     Attributes:
         chain: The links.
@@ -102,7 +102,7 @@ class Search:
         return None if best is None else (best[1], best[0][1])
 
     def _evaluate(self, choice: Choice, effort: int) -> tuple[tuple[int, float, Any], list[int]] | None:
-        """How the best placement for a choice compares with those for others, and that placement."""
+        """The key by which a choice's best placement is compared with those of others, and that placement."""
         for full in (True, False):
             cutter = self.cutter(choice, full)
             limit = cutter.bottleneck()

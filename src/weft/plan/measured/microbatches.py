@@ -1,4 +1,4 @@
-"""How many microbatches: the number whose simulated step takes the least time.
+"""The number of microbatches: the one whose simulated step takes the least time.
 
 More microbatches fill a pipeline better: with p stages and m microbatches a rank idles (p - 1) / (m + p - 1) of an even
 step. But a microbatch costs something however small it is (calls, kernels that do not fill a device, threads). So what
@@ -42,7 +42,7 @@ def numbers(samples: int, partitions: int, uneven: bool = False) -> list[int]:
 
 
 def to_measure(tried: Sequence[int], partitions: int) -> list[int]:
-    """Which of the numbers to measure a microbatch for: one, or two if there are two.
+    """The numbers to measure a microbatch for: one, or two if there are two.
 
     The larger of their microbatches is no larger than those of the first number that fills the pipeline, where there is
     such a number: what the model keeps for it fits where a step fits.
@@ -60,7 +60,7 @@ def to_measure(tried: Sequence[int], partitions: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Line:
-    """What a microbatch costs by its samples; neither part is negative.
+    """The cost of a microbatch by its samples; neither part is negative.
 
     >>> Line.through({8: 10.0, 2: 4.0})
     Line(fixed=2.0, each=1.0)
@@ -86,7 +86,7 @@ class Line:
         return cls(0.0, sum(n * cost for n, cost in costs.items()) / sum(n * n for n in costs))
 
     def at(self, samples: float) -> float:
-        """What one of so many samples costs."""
+        """The cost of a microbatch of so many samples."""
         return self.fixed + self.each * samples
 
 
@@ -108,7 +108,7 @@ class Judged:
 
 
 def judge(microbatches: int, step_s: float, peak_bytes: Iterable[int], limit_bytes: float | None) -> Judged:
-    """What becomes of a number: it falls out where the fullest rank needs more than `limit_bytes`.
+    """The verdict on a number: it falls out where the fullest rank needs more than `limit_bytes`.
 
     >>> judge(4, 0.1, [2 << 30, 1 << 30], limit_bytes=1 << 30).fault
     'a rank needs 2 GiB of 1 GiB'
@@ -135,7 +135,7 @@ def quickest(found: Sequence[Judged]) -> Judged | None:
 
 
 def explain(best: Judged, found: Sequence[Judged], samples: int, cost: Line, measured: Sequence[int]) -> str:
-    """Which number it is, and why, in a sentence or two.
+    """The text about the number and why it was chosen, in a sentence or two.
 
     >>> print(explain(Judged(2, 0.01), [Judged(1, 0.012), Judged(2, 0.01)], 8, Line(0.001, 0.002), [2, 1]))
     microbatches: 2 of 4 samples, a step of 10.0 ms by simulation (1: 12.0 ms). One of n samples takes 1.0 ms + n * 2 ms

@@ -1,4 +1,5 @@
-"""What a job expects of its own steps when it has made its plan: recordings keep it, and reports lay it beside them."""
+"""The step that a job expects when it has made its plan: recordings keep it, and reports lay it beside the measured
+one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from weft.timeline import WORK
 
 @dataclass(frozen=True)
 class Part:
-    """What a partition is expected to do in a step.
+    """The expected work and memory of a partition in a step.
 
     Attributes:
         forward_s: All its forward passes, in seconds.
@@ -47,7 +48,7 @@ class Planned:
 
     @classmethod
     def of(cls, step: Simulation) -> Planned:
-        """What a simulation says."""
+        """The expected step by a simulation."""
         work = [{kind: 0.0 for kind in WORK} for _ in step.actions]
         for own, actions, starts, ends in zip(work, step.actions, step.start_s, step.end_s, strict=True):
             for action, start_s, end_s in zip(actions, starts, ends, strict=True):
@@ -76,7 +77,7 @@ class Planned:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """What `from_document` reads."""
+        """The value that `from_document` reads."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How many microbatches fit where nothing overlaps: the fewest, because each of them costs something."""
+"""The number of microbatches that fit where nothing overlaps: the fewest, because each of them costs something."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_several(samples: int, uneven: bool = False) -> list[int]:
 
 @dataclass(frozen=True)
 class Resident:
-    """What a step takes on one rank.
+    """The memory of a step on one rank.
 
     Attributes:
         samples: Of its mini-batch.

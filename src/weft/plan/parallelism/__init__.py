@@ -1,1 +1,1 @@
-"""How a whole job may be divided over machines: what each way costs, which fit, which is the fastest."""
+"""Ways to divide a whole job over machines: what each costs, which fit, which is the fastest."""

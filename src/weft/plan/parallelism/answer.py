@@ -1,4 +1,4 @@
-"""What somebody asks before machines are rented, and the answer as one value."""
+"""The question that somebody asks before machines are rented, and the answer as one value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGER = ("H200", "B200")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked.
+    """The question.
 
     Attributes:
         job: What is trained.
@@ -48,12 +48,12 @@ class Asked:
 
     @property
     def limit_bytes(self) -> float:
-        """What of a device training may use."""
+        """The bytes of a device that training may use."""
         device = self.machines.host.accelerator
         return usable_bytes(device.memory_bytes) if self.memory_bytes is None else self.memory_bytes
 
     def tokens_per_s(self, plan: Plan) -> float:
-        """What a plan trains on in a second."""
+        """The tokens that a plan trains on in a second."""
         return self.job.batch * self.job.sizes.seq / plan.seconds
 
     def share_of_peak(self, plan: Plan) -> float:
@@ -63,18 +63,18 @@ class Asked:
         return self.job.sizes.model_flops(self.job.batch) / (plan.seconds * peak)
 
     def hours(self, plan: Plan) -> float | None:
-        """How long training on all tokens takes, if their number is known."""
+        """The hours of training on all tokens, if their number is known."""
         return None if self.tokens is None else self.tokens / self.tokens_per_s(plan) / 3600
 
     def cost(self, plan: Plan) -> float | None:
-        """What that costs, if a price is known."""
+        """The cost of training on all tokens, if a price is known."""
         hours, price = self.hours(plan), self.machines.price_per_hour
         return None if hours is None or price is None else hours * price
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found.
+    """The answer.
 
     Attributes:
         asked: The question.

@@ -61,7 +61,7 @@ def step_terms(job: Job, plan: Plan) -> list[Term]:
 
 
 def memory_terms(job: Job, plan: Plan) -> list[Term]:
-    """What the fullest rank needs, in bytes."""
+    """The terms of the fullest rank's memory, in bytes."""
     memory, one = plan.memory, plan.division
     many = held(one, plan.step.microbatches)
     shared = f", shared by {one.alike} ranks"

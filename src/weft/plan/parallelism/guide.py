@@ -1,4 +1,5 @@
-"""What to try in which order, with what it saves here: replicas first, then what saves memory, then model parallelism.
+"""Advice in the order to try it, with what it saves here: replicas first, then what saves memory, then model
+parallelism.
 
 The order is that of the guides of SageMaker's model parallelism: data parallelism if the model fits; else a smaller
 batch, recomputation, mixed precision, gradients in fewer bits, smaller inputs; then model parallelism; then both.
@@ -39,7 +40,7 @@ class Advice:
 def guide(
     job: Job, machines: Machines, found: Found | None = None, limit_bytes: float | None = None
 ) -> list[Advice]:
-    """What to try, in the guide's order; each line keeps what the lines before it changed, up to the first that fits.
+    """Advice in the guide's order; each line keeps what the lines before it changed, up to the first that fits.
 
     Args:
         job: What is trained.

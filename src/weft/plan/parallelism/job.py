@@ -1,4 +1,4 @@
-"""What is trained, and how it is divided: the two values that every formula of this room takes."""
+"""The job and its division: the two values that every formula of this room takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "zb_2p")
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained.
+    """The job: a model and how it is trained.
 
     Attributes:
         sizes: The model.
@@ -67,7 +67,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Division:
-    """How a job is divided over ranks: tensor x context x data x pipeline of them, numbered in that order.
+    """The division of a job over ranks: tensor x context x data x pipeline of them, numbered in that order.
 
     Attributes:
         data: Replicas, each with its own sequences.
@@ -123,7 +123,7 @@ class Division:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it takes."""
+        """The number of ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
@@ -138,11 +138,11 @@ class Division:
 
     @property
     def stages(self) -> int:
-        """How many stages a microbatch runs through."""
+        """The number of stages that a microbatch runs through."""
         return self.pipeline * self.chunks
 
     def microbatches(self, job: Job) -> int:
-        """How many microbatches a replica runs in a step."""
+        """The number of microbatches of a replica in a step."""
         return job.batch // (self.data * self.microbatch)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What one layer takes on one rank, for one microbatch: products, attention, what lies between, what is exchanged.
+"""The seconds of one layer on one rank, for one microbatch: products, attention, what lies between, what is exchanged.
 
 Letters as in `weft.graph.sizes`; T = b s / c tokens of this rank's microbatch, t tensor-parallel and c context-parallel
 ranks. All is in seconds.
@@ -19,7 +19,7 @@ that (NVIDIA, "Matrix Multiplication Background User's Guide"). Of BigScience's 
 
 @dataclass(frozen=True)
 class Times:
-    """What a stage or a layer takes of a microbatch, in seconds.
+    """The seconds of a stage or a layer for a microbatch.
 
     Attributes:
         forward: Its forward pass.
@@ -84,7 +84,7 @@ class LayerTimes:
 
 
 def all_reduce_s(size: float, ranks: int, link: Link) -> float:
-    """How long a ring takes to add up `size` bytes of each rank and give all the sum, in seconds.
+    """The seconds of a ring's all-reduce of `size` bytes of each rank.
 
         2 (n - 1) / n size / bandwidth + 2 (n - 1) latency
 
@@ -97,13 +97,13 @@ def all_reduce_s(size: float, ranks: int, link: Link) -> float:
 
 
 def gather_s(size: float, ranks: int, link: Link) -> float:
-    """How long a ring takes to gather `size` bytes on each rank, or to add up and scatter them: half an all-reduce."""
+    """The seconds of a ring's all-gather of `size` bytes on each rank, or of a reduce-scatter: half an all-reduce."""
     return (ranks - 1) / ranks * size / link.bytes_per_s + (ranks - 1) * link.latency_s if ranks > 1 else 0.0
 
 
 def exchanged_by_tensor_s(division: Division, machines: Machines, size: float) -> float:
-    """How long tensor-parallel ranks take to add up `size` bytes of each, in seconds, less what is hidden; along the
-    sequence to gather them and to add up and scatter them."""
+    """The seconds of an all-reduce of `size` bytes over tensor-parallel ranks, less what is hidden; along the
+    sequence of an all-gather and a reduce-scatter."""
     ring = machines.tensor_ring(division.tensor, division.along)
     return all_reduce_s(size, division.tensor, ring) * (1 - machines.host.conduct.tensor)
 
@@ -193,7 +193,7 @@ def experts_s(job: Job, division: Division, machines: Machines, tokens: int) -> 
 
 
 def dispatch_s(job: Job, division: Division, machines: Machines, tokens: int) -> Times:
-    """What sending tokens to their experts and back takes, in seconds: two all-to-alls in each pass (GShard, arXiv
+    """The seconds of sending tokens to their experts and back: two all-to-alls in each pass (GShard, arXiv
     2006.16668, section 3.2) of T j h numbers, over t where tensor-parallel ranks split the sequence."""
     sizes = job.sizes
     if sizes.experts is None or division.experts == 1:
@@ -222,7 +222,7 @@ def attention_times(job: Job, division: Division, host: Host, tokens: int) -> Ti
 
 
 def between_bytes(job: Job, division: Division, tokens: int) -> float:
-    """What operations between products read and write in a forward pass, in bytes, at 16 bits.
+    """The bytes that operations between products read and write in a forward pass, at 16 bits.
 
     Two norms read and write h numbers each (8 h). Two residual sums with dropout read two, write one and a mask of a
     byte (14 h), or without dropout 12 h. The activation reads and writes f numbers (4 f), with a gate reads two (6 f).
@@ -246,7 +246,7 @@ def between_bytes(job: Job, division: Division, tokens: int) -> float:
 
 
 def score_bytes(job: Job, division: Division, tokens: int) -> float:
-    """What attention reads and writes of its scores, in bytes; none if it is fused.
+    """The bytes of its scores that attention reads and writes; none if it is fused.
 
     Softmax reads and writes 2 bytes a score, dropout the same and a mask, the products write and read 2: 13 a s T / t.
     """

@@ -1,4 +1,5 @@
-"""What the fullest rank needs: parameters, gradients, optimizer states, activations, and what is in use for a moment.
+"""The memory of the fullest rank: parameters, gradients, optimizer states, activations, and what is in use for a
+moment.
 
 N are the parameters of the rank (its layers and ends, over t), d the replicas that share them. Experts that are shared
 out count as what a rank has of them, and for d only the replicas that have the same ones.
@@ -33,7 +34,7 @@ LOST = 0.04
 
 @dataclass(frozen=True)
 class Memory:
-    """What the fullest rank needs, in bytes, by what it is for."""
+    """The bytes of the fullest rank, by what they are for."""
 
     parameters: float
     gradients: float
@@ -53,12 +54,12 @@ class Memory:
 
 
 def usable_bytes(memory_bytes: int) -> float:
-    """What of a device's memory training can use."""
+    """The bytes of a device's memory that training can use."""
     return memory_bytes * (1 - LOST)
 
 
 def memory_of(job: Job, division: Division, shared: Shares | None = None, copied: bool = False) -> Memory:
-    """What the fullest rank of a pipeline needs: mostly the first one, which holds most microbatches.
+    """The memory of a pipeline's fullest rank: mostly the first one, which holds most microbatches.
 
     `shared`: layers of each rank (`StepTimes.shares`), cut inside as weft cuts them (`Shares.opened`); whole ones as
     even as can be, with a head that costs nothing, if not given. `copied`: see `with_copies`.
@@ -72,7 +73,7 @@ def memory_of(job: Job, division: Division, shared: Shares | None = None, copied
 
 
 def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
-    """What one rank needs."""
+    """The memory of one rank."""
     numbers = rank_parameters(job, division, part)
     sharing = (division.alike, division.alike_experts)
     whole = numbers.each(*sharing) if division.sharded == "parameters" else numbers.all
@@ -107,7 +108,7 @@ def with_copies(memory: Memory, division: Division, copied: bool) -> Memory:
 
 
 def held(division: Division, microbatches: int, place: int = 0) -> float:
-    """How many microbatches' activations a rank holds at once, in units of all its layers; r is its place in the row.
+    """The microbatches whose activations a rank holds at once, in units of all its layers; r is its place in the row.
 
         gpipe               m
         1f1b                min(m, p - r)                       Narayanan et al., arXiv 2104.04473, section 2.2
@@ -131,7 +132,7 @@ def held(division: Division, microbatches: int, place: int = 0) -> float:
 
 
 def activation_bytes(job: Job, division: Division, part: Part) -> float:
-    """What waits for its backward pass on a rank, in bytes (arXiv 2205.05198, section 4).
+    """The bytes that wait for their backward pass on a rank (arXiv 2205.05198, section 4).
 
     its layers x microbatches held x bytes of a layer, + as many embeddings' masks on the first rank, + the head's, of
     one microbatch, on the last
@@ -148,13 +149,13 @@ def activation_bytes(job: Job, division: Division, part: Part) -> float:
 
 
 def _kept(job: Job, division: Division, sizes: Sizes, recompute: str) -> float:
-    """What one layer keeps of a microbatch on a rank, in bytes at 16 bits."""
+    """The bytes that one layer keeps of a microbatch on a rank, at 16 bits."""
     tokens, scores = rank_tokens(job, division), not job.fused_attention
     return sizes.kept_bytes(tokens, recompute, division.tensor, division.along, scores)
 
 
 def moment_bytes(job: Job, division: Division) -> float:
-    """What is there for a moment only, in bytes: a layer computed again, and gradients of its widest result."""
+    """The bytes that are there for a moment only: a layer computed again, and gradients of its widest result."""
     sizes, tokens = job.sizes, rank_tokens(job, division)
     width = job.parameter_bytes / 2
     again = 0.0

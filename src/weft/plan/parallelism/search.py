@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """Which of `KINDS` it is.
+        """The kind of the plan, one of `KINDS`.
 
         data: replicas only; sharded: replicas that share states or parameters; pipeline, tensor: one of these on all
         ranks; hybrid: anything else.
@@ -68,7 +68,7 @@ class Plan:
 
 @dataclass
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         best: The fastest divisions that fit, at most `KEPT`.
@@ -175,13 +175,13 @@ def divisions(job: Job, machines: Machines, found: Found) -> Iterator[Division]:
 
 
 def _expert_ranks(job: Job, data: int) -> list[int]:
-    """How many replicas may share the experts."""
+    """The numbers of replicas that may share the experts."""
     experts = job.sizes.experts
     return [1] if experts is None else divisors(math.gcd(experts.count, data))
 
 
 def _along(job: Job, tensor: int, machines: Machines) -> tuple[bool, ...]:
-    """Whether tensor-parallel ranks split the sequence, too; both ways where either may be faster."""
+    """True, False or both: may tensor-parallel ranks split the sequence, too; both ways where either may be faster."""
     if tensor == 1 or machines.host.tokens is None:
         return (True,)
     return (True, False) if job.sizes.seq % tensor == 0 else (False,)

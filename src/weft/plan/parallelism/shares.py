@@ -1,4 +1,4 @@
-"""How many layers each stage of a pipeline has: one answer for the step, the memory and the simulation."""
+"""The layers of each stage of a pipeline: one answer for the step, the memory and the simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.plan.parallelism.job import Division
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank of a pipeline has.
+    """The part of the model on one rank of a pipeline.
 
     Attributes:
         place: The rank's place in the row.
@@ -46,11 +46,12 @@ class Shares:
     head: float = 0.0
 
     def part(self, place: int) -> Part:
-        """What the rank at a place has."""
+        """The part of the model on the rank at a place."""
         return Part(place, self.ranks[place], self.dense[place], place == 0, place == self.end)
 
     def opened(self, place: int) -> float:
-        """How many layers the rank at a place has where layers are cut inside, as weft cuts them to make ranks even.
+        """The number of layers of the rank at a place where layers are cut inside, as weft cuts them to make ranks
+        even.
 
         To the nearest third: attention is a third of a layer's parameters, and the network two thirds. Whole ones where
         a rank has several stages, of which one can make up for another.

@@ -1,4 +1,4 @@
-"""What each stage of a plan's pipeline takes, for a simulation of its step.
+"""The cost of each stage of a plan's pipeline, for a simulation of its step.
 
 The formulas of a step know the busiest rank and the mean of all; a timeline needs every stage.
 """

@@ -1,4 +1,4 @@
-"""What a step takes: work of the busiest rank, the bubble, crossings, what replicas exchange, the optimizer.
+"""The seconds of a step: work of the busiest rank, the bubble, crossings, what replicas exchange, the optimizer.
 
     step = (m busiest + bubble + crossings + exposed + optimizer) (1 + late)
 
@@ -130,7 +130,7 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
 
 
 def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, float]:
-    """What the busiest rank and the mean of all take of a microbatch, and the layers of the busiest one."""
+    """The times of the busiest rank and the mean of all for a microbatch, and the layers of the busiest one."""
     ranks = [
         (layer.times(part.layers).plus(head if part.head else Times()), part.layers) for part in found.parts
     ]
@@ -140,7 +140,7 @@ def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, floa
 
 
 def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int) -> float:
-    """How long the busiest rank waits, in seconds; F, I, W of a rank, all its chunks together.
+    """The seconds that the busiest rank waits; F, I, W of a rank, all its chunks together.
 
         gpipe, 1f1b            (p - 1) (F + I + W)          Narayanan et al., arXiv 2104.04473, section 2.2
         interleaved_1f1b       (p - 1) (F + I + W) / v      the same
@@ -165,7 +165,7 @@ def bubble_s(division: Division, busiest: Times, mean: Times, microbatches: int)
 
 
 def crossings_s(job: Job, division: Division, machines: Machines, microbatches: int) -> float:
-    """What sending and receiving cost the busiest rank, in seconds, with T_c for a crossing.
+    """The seconds that sending and receiving cost the busiest rank, with T_c for a crossing.
 
         (2 (p - 1) + (m v - 1) 2 (p - 1) / p) T_c
 
@@ -185,7 +185,7 @@ def crossings_s(job: Job, division: Division, machines: Machines, microbatches: 
 
 
 def crossing_rounds(division: Division, microbatches: int) -> float:
-    """How many crossings the busiest rank pays for in a step: see `crossings_s`."""
+    """The number of crossings that the busiest rank pays for in a step: see `crossings_s`."""
     ranks = division.pipeline
     visits = microbatches * division.chunks
     return 2 * (ranks - 1) + (visits - 1) * 2 * (ranks - 1) / ranks
@@ -203,7 +203,7 @@ class Numbers(NamedTuple):
     experts: float
 
     def each(self, ranks: int, experts: int) -> float:
-        """What one rank has if so many share all but the experts, and so many those."""
+        """The elements on one rank if so many share all but the experts, and so many those."""
         return (self.all - self.experts) / ranks + self.experts / experts
 
 
@@ -226,7 +226,7 @@ def rank_parameters(job: Job, division: Division, part: Part) -> Numbers:
 def exchanged_s(
     job: Job, division: Division, machines: Machines, microbatches: int, numbers: Numbers
 ) -> float:
-    """What replicas exchange in a step, in seconds, for the N parameters (`numbers`) of the rank that has most.
+    """The seconds of the replicas' exchange in a step, for the N parameters (`numbers`) of the rank that has most.
 
         none          an all-reduce of N gradients
         optimizer     an all-reduce of N gradients (where `scatters`, they are added up and scattered), and N
@@ -261,7 +261,8 @@ def exchanged_s(
 
 
 def _exposed(whole: float, computed: float, division: Division, machines: Machines) -> float:
-    """What of the exchange nothing is computed beside: what the machine does not hide, or cannot at that length."""
+    """The seconds of the exchange beside which nothing is computed: what the machine does not hide, or cannot at
+    that length."""
     conduct = machines.host.conduct
     share = conduct.parameters if division.sharded == "parameters" else conduct.data
     return max(whole * (1 - share), whole - computed)

@@ -1,4 +1,4 @@
-"""Which divisions weft itself can run, and the settings and the command for them."""
+"""The divisions that weft itself can run, and the settings and the command for them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
 
 
 def command(division: Division, microbatches: int, machines: Machines) -> str:
-    """How to start it; on several hosts by Open MPI, whose host names are to be written in."""
+    """The command that starts it; on several hosts by Open MPI, whose host names are to be written in."""
     each = machines.host.accelerators
     words = ["weft", "run", "-n", str(machines.size)]
     if machines.hosts > 1:

@@ -34,7 +34,7 @@ MOMENTS = 2
 
 
 class Bytes(NamedTuple):
-    """What one rank of a pipeline has, in bytes; of a microbatch what is not parameters.
+    """The bytes of one rank of a pipeline; of a microbatch what is not parameters.
 
     Attributes:
         parameters: Parameters.
@@ -53,7 +53,7 @@ class Bytes(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What the ranks of a pipeline take of a microbatch.
+    """The cost of a microbatch on the ranks of a pipeline.
 
     Attributes:
         busiest: The times of the busiest rank.
@@ -113,7 +113,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
 
 
 def traced_plan(graph: Graph, division: Division, machines: Machines, microbatches: int) -> Plan:
-    """What one division of a traced model takes, with so many microbatches a replica."""
+    """The plan of one division of a traced model, with so many microbatches a replica."""
     parts = in_parts(graph, division.tensor, machines.tensor_ring(division.tensor, along=False))
     return _plan(division, _row(parts, division.pipeline), machines, microbatches)
 
@@ -178,7 +178,7 @@ def block_of(unit: str) -> str:
 
 
 def _again(graph: Graph, partitions: Sequence[int], ranks: int) -> list[tuple[int, int]]:
-    """What waits on each rank where every block is a checkpoint, and what its largest block takes, in bytes.
+    """The bytes that wait on each rank where every block is a checkpoint, and those of its largest block.
 
     A checkpoint keeps the inputs of what it wraps (Chen et al., arXiv 1604.06174).
     """
@@ -236,7 +236,7 @@ def _plan(division: Division, row: Row, machines: Machines, microbatches: int) -
 
 
 def _memory(division: Division, one: Bytes, many: float, reserved: float) -> Memory:
-    """What one rank needs, which holds so many microbatches."""
+    """The memory of one rank, which holds so many microbatches."""
     shared = division.data if division.sharded == "optimizer" else 1
     again = division.recompute == "full"
     return Memory(

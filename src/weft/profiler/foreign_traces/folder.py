@@ -200,7 +200,7 @@ def _run(path: Path, traces: list[_Trace], ranks: int, warnings: list[str]) -> R
 
 
 def _facts(trace: _Trace, rank: int, ranks: int, spans: Iterable[Span]) -> Facts:
-    """What a rank is. Ranks that send messages count as a pipeline, others as copies of a model."""
+    """The facts of a rank. Ranks that send messages count as a pipeline, others as replicas."""
     pipeline = any(span.kind in MESSAGES for span in spans)
     device = "cuda" if any(each.category == "kernel" for each in trace.events) else "cpu"
     place = (rank, 0) if pipeline else (0, rank)
@@ -208,7 +208,7 @@ def _facts(trace: _Trace, rank: int, ranks: int, spans: Iterable[Span]) -> Facts
 
 
 def _steps(spans: Iterable[Span]) -> tuple[Step, ...]:
-    """What is known of each step of a rank."""
+    """The times of each step of a rank."""
     taken: Mapping[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     steps: list[Span] = []
     for span in spans:

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a range is."""
+    """The meaning of a range."""
 
     kind: str
     stage: int = -1
@@ -102,7 +102,7 @@ def _main_thread(events: Sequence[Event], steps: Sequence[Event]) -> int:
 
 
 def meaning(name: str) -> Work | None:
-    """What a named range is, if the name tells.
+    """The meaning of a named range, if the name tells.
 
     >>> meaning("PP:1B3"), meaning("Forward 2"), meaning("Optimizer.step#SGD.step"), meaning("mine")
     (Work(kind='B', stage=1, microbatch=3), Work(kind='F', stage=-1, microbatch=2), Work(kind='optimizer', ...), None)
@@ -223,7 +223,7 @@ def _communication(
 
 
 def _without(start_s: float, end_s: float, work: Sequence[Piece]) -> Iterator[tuple[float, float]]:
-    """What is left of a time where no work runs."""
+    """The parts of a time in which no work runs."""
     at = max(0, bisect_right(work, start_s, key=lambda piece: piece.start_s) - 1)
     for piece in work[at:]:
         if piece.start_s >= end_s:

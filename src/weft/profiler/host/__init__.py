@@ -1,1 +1,1 @@
-"""What a host does while a job runs: measured twice a second by a process of its own."""
+"""Measures of a host while a job runs: twice a second, by a process of its own."""

@@ -39,7 +39,7 @@ _LEAVE_S = 2.0
 
 
 class Mark(NamedTuple):
-    """What was found at one moment of this clock: add `offset_s` for the other clock, give or take `error_s`."""
+    """A comparison of this clock with another one: add `offset_s` for the other, give or take `error_s`."""
 
     at_s: float
     offset_s: float
@@ -47,14 +47,14 @@ class Mark(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """How a clock becomes the common one: at its time `t` add `offset_s + drift * t`, give or take `error_s`."""
+    """The way from a clock to the common one: at its time `t` add `offset_s + drift * t`, give or take `error_s`."""
 
     offset_s: float = 0.0
     drift: float = 0.0
     error_s: float = 0.0
 
     def at(self, seconds: float) -> float:
-        """What the common clock says when this one says `seconds`."""
+        """The time of the common clock when this one says `seconds`."""
         return seconds + self.offset_s + self.drift * seconds
 
     def moved(self, spans: Iterable[Span]) -> list[Span]:
@@ -67,7 +67,7 @@ class Offset(NamedTuple):
 def measure(
     ask: Callable[[], float], clock: Callable[[], float] = time.perf_counter, pings: int = PINGS
 ) -> Mark:
-    """How far ahead the other clock is. ``ask`` gets its time; errors of it pass."""
+    """The offset of the other clock, positive if it is ahead. ``ask`` gets its time; errors of it pass."""
     trips = []
     for _ in range(pings):
         before_s = clock()
@@ -209,7 +209,7 @@ def common(known: Mapping[bytes, Offset], walls: Mapping[bytes, float]) -> dict[
 
 
 def _through(one: Offset, base: Offset) -> Offset:
-    """How the clock `one` becomes that of `base`, where both are known by a third.
+    """The way from the clock `one` to that of `base`, where both are known by a third.
 
     With drifts d1, d and offsets o1, o it is t' = (t (1 + d1) + o1 - o) / (1 + d).
     """
@@ -218,6 +218,6 @@ def _through(one: Offset, base: Offset) -> Offset:
 
 
 def error_s(found: Iterable[Offset]) -> float:
-    """How far two of these clocks may be apart: the two largest errors together; infinite if one is not known."""
+    """The most that two of these clocks may be apart: the two largest errors together; infinite if one is not known."""
     errors = sorted((each.error_s for each in found), reverse=True)
     return sum(errors[:2]) if len(errors) > 1 else 0.0

@@ -18,7 +18,7 @@ class Gpus:
     """The GPUs of this host; none where the library or a GPU is missing.
 
     Args:
-        library: The module, or a stand-in for it.
+        library: The module, or a fake of it.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -34,7 +34,7 @@ class Gpus:
             self._handles = [self._library.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
 
     def look(self) -> tuple[Device, ...]:
-        """What each does now."""
+        """The present state of each GPU."""
         return tuple(map(self._device, self._handles))
 
     def _device(self, handle: Any) -> Device:
@@ -53,7 +53,7 @@ class Gpus:
 
 
 def _known(ask: Callable[[], Any]) -> Any:
-    """What the library says; nothing where this GPU cannot."""
+    """The library's answer; None where this GPU has none."""
     with suppress(Exception):
         return ask()
     return None

@@ -1,4 +1,5 @@
-"""What Linux tells of a host in files that are kept open: opening one, and psutil's way through it, take far longer."""
+"""Measures of a host from files of Linux that are kept open: opening one, and psutil's way through it, take far
+longer."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _LIMIT_BYTES = 1 << 20
 
 
 class Core(NamedTuple):
-    """What a core has done since the start of its host, in seconds."""
+    """The seconds of a core since the start of its host."""
 
     busy: float
     total: float
@@ -22,7 +23,8 @@ class Core(NamedTuple):
 
 
 class Threads(NamedTuple):
-    """How many threads of the host run or want to, and the number of the last one that began; 0: it does not tell."""
+    """The number of threads of the host that run or want to, and the number of the last one that began; 0: it does
+    not tell."""
 
     running: int = 0
     last: int = 0
@@ -37,7 +39,7 @@ class Kept:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> bytes:
-        """What it says now; nothing where there is no such file."""
+        """The file's present content; empty where there is no such file."""
         if self._file is not None:
             with suppress(OSError):
                 return os.pread(self._file, _LIMIT_BYTES, 0)
@@ -51,7 +53,7 @@ class Load(Kept):
         super().__init__(path)
 
     def look(self) -> Threads:
-        """What it is now."""
+        """The present load."""
         words = self.read().decode("ascii", "replace").split()
         if len(words) < 5:
             return Threads()
@@ -66,7 +68,7 @@ class Stat(Kept):
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
 
     def look(self) -> list[Core]:
-        """What each has done until now; none where the file does not tell."""
+        """The seconds of each core until now; none where the file does not tell."""
         found = []
         for line in self.read().split(b"\n")[1:]:  # the first one is of all together
             if not line.startswith(b"cpu"):

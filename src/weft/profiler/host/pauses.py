@@ -18,14 +18,14 @@ _recorded: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Job(Protocol):
-    """What is recorded: a session."""
+    """The recorded job: a session."""
 
     recorder: Recorder | None
     steps: int
 
 
 class Watch:
-    """What the collector calls before and after it works."""
+    """A callback of the garbage collector, before and after it works."""
 
     def __init__(self, session: Job) -> None:
         self.session, self._began_s = session, 0.0

@@ -48,7 +48,7 @@ class Sampler:
     """One host.
 
     Args:
-        system: The module ``psutil``, or a stand-in for it.
+        system: The module ``psutil``, or a fake of it.
         ranks: The process ids of the job's ranks here.
         gpus: The GPUs.
         clock: Seconds on the clock of the recording.
@@ -86,7 +86,7 @@ class Sampler:
         self._look_at_processes(self._threads().last)
 
     def sample(self) -> Sample:
-        """What the host did since the last call, or since the beginning."""
+        """The host's measures since the last call, or since the beginning."""
         now_s, before = self._clock(), self._before
         self._before = now = self._count()
         pairs = list(zip(now, before, strict=False))

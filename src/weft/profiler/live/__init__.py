@@ -1,1 +1,1 @@
-"""What is told of a job while it runs, from the recording that it writes."""
+"""Views of a job while it runs, from the recording that it writes."""

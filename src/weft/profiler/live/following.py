@@ -80,7 +80,7 @@ class Tail:
 
 @dataclass
 class _Rank:
-    """What is kept of a rank."""
+    """The files and latest spans of a rank."""
 
     spans_file: Tail
     steps_file: Tail
@@ -196,7 +196,7 @@ class Follower:
 
 
 def _steps(spans: deque[Span]) -> list[Step]:
-    """What spans alone tell of the steps."""
+    """The steps, as far as spans alone tell of them."""
     found: dict[int, dict[str, float]] = {}
     for span in spans:
         kind = "work" if span.kind in WORK else span.kind

@@ -1,4 +1,4 @@
-"""What the rules say of a run, asked now and then while it goes on."""
+"""The findings of the rules about a run, asked now and then while it goes on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JUDGE_S = 5.0
 
 
 class Judged:
-    """What the rules found last.
+    """The latest findings of the rules.
 
     Args:
         rules: Those to ask; all that weft has if not given.

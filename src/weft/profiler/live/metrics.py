@@ -1,4 +1,4 @@
-"""What a running job does, for Prometheus: served by the launcher on this host's loopback, never by a rank.
+"""Metrics of a running job for Prometheus: served by the launcher on this host's loopback, never by a rank.
 
     weft_up                    1 while the rank runs
     weft_steps_total           steps so far, without those that only evaluate
@@ -43,7 +43,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Pace:
-    """How long steps take, seen from outside: from one look to the next."""
+    """The seconds of a step, seen from outside: from one look to the next."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -100,7 +100,7 @@ class Logged:
 
 
 class Collector:
-    """What a scrape finds; see the module.
+    """The metrics of a scrape; see the module.
 
     Args:
         signs: What the ranks show of themselves.
@@ -253,7 +253,7 @@ class Endpoint:
         return f"http://{_LOOPBACK}:{self._server.server_address[1]}/metrics"
 
     def text(self) -> bytes:
-        """What a request gets."""
+        """The text that a request gets."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()

@@ -1,4 +1,5 @@
-"""What every compression is: a pair (init, update), after the gradient transformations of Optax; and how two chain."""
+"""The form of every compression: a pair (init, update), after the gradient transformations of Optax; and how two
+chain."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.errors import UsageError
-from weft.reduce.channels import tracks_of
+from weft.reduce.channels import channels_of
 from weft.reduce.collective import Collective
 from weft.reduce.exchange import Exchange, exchange
 from weft.reduce.hierarchical import Hierarchical
@@ -117,7 +118,7 @@ def between_hosts(compression: Compression) -> Compression:
                 state[key] = compression.init(*key, ranks.size)
             return compression.update(state[key], part, ranks)
 
-        collective = tracks_of(collective)[0]
+        collective = channels_of(collective)[0]
         if collective.size == 1:
             return flat
         if not isinstance(collective, Hierarchical):

@@ -41,7 +41,7 @@ class Point(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What points are called, and at which of `SIDES` of (x, y) it stands."""
+    """The name of points, and at which of `SIDES` of (x, y) it stands."""
 
     x: float
     y: float
@@ -179,7 +179,7 @@ def _place(side: str, group: Sequence[Named], text: str) -> tuple[float, float, 
 
 
 def _hidden(label: Rectangle, others: Sequence[Rectangle]) -> int:
-    """How much a label lies over; all there is, if it leaves the field."""
+    """The number of rectangles that a label lies over; all there are, if it leaves the field."""
     left, top, right, bottom = label
     if left < 0 or right > 100 or top < 0 or bottom > 100:
         return len(others) + 1

@@ -85,7 +85,7 @@ def pipeline(plan: Plan, costs: Sequence[StageCost]) -> Pipeline | None:
 
 
 def drawn_size(plan: Plan) -> tuple[int, int]:
-    """How many ranks and microbatches of a plan are drawn: all, or as many as can be read.
+    """The ranks and microbatches of a plan that are drawn: all, or as many as can be read.
 
     >>> from weft.plan.parallelism.job import Division
     >>> from weft.plan.parallelism.traced import NOTHING
@@ -112,7 +112,7 @@ def _schedule(plan: Plan, ranks: int, microbatches: int) -> Schedule:
 
 
 def _crossing_s(plan: Plan) -> float:
-    """What one crossing takes, of those that the step counts."""
+    """The seconds of one crossing, of those that the step counts."""
     return plan.step.crossings / crossing_rounds(plan.division, plan.step.microbatches)
 
 
@@ -142,7 +142,7 @@ def _box(span: Span, step_s: float, stages: list[int]) -> Box:
 
 
 def _note(plan: Plan, step: Simulation) -> str:
-    """What is drawn, and what of the plan is not."""
+    """The note on what is drawn, and what of the plan is not."""
     one, microbatches = plan.division, plan.step.microbatches
     ranks, drawn = drawn_size(plan)
     stages = f", {one.chunks} stages each" if one.chunks > 1 else ""

@@ -1,4 +1,4 @@
-"""What the page of a plan says, as one value: of a job by its sizes, or of a traced model."""
+"""The content of a plan's page, as one value: of a job by its sizes, or of a traced model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.report.run.labels import Table
 
 @dataclass(frozen=True)
 class ToWrite:
-    """How to start a plan.
+    """The lines that start a plan.
 
     Attributes:
         head: What of it weft runs.

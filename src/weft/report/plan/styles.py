@@ -1,4 +1,4 @@
-"""How parts of memory and kinds of work look on the page of a plan."""
+"""The look of parts of memory and kinds of work on the page of a plan."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def _busy(device: int) -> Callable[[Sample], float]:
 
 
 def values(report: Report) -> list[Chart]:
-    """What the script logged, the loss first."""
+    """The values that the script logged, the loss first."""
     found = [
         chart(name, [Line(name, series)], number, from_zero=False)
         for name, series in list(logged(report).items())[:MOST_LINES]

@@ -21,7 +21,7 @@ def run_json(report: Report) -> str:
 
 
 def run_document(report: Report) -> dict[str, Any]:
-    """What `run_json` writes, before it is text."""
+    """The value that `run_json` writes, before it is text."""
     analysis, run, verdict = report.analysis, report.analysis.run, report.verdict
     return {
         "weft": "report",

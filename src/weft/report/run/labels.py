@@ -1,4 +1,4 @@
-"""What parts of a step are called and how they look; figures as people read them."""
+"""The names and looks of a step's parts; figures as people read them."""
 
 from __future__ import annotations
 

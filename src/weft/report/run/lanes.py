@@ -1,4 +1,4 @@
-"""What the page's timeline shows: recorded steps, as many as the page can hold, and the ideal step above each."""
+"""The page's timeline: recorded steps, as many as the page can hold, and the ideal step above each."""
 
 from __future__ import annotations
 

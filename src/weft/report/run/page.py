@@ -67,7 +67,7 @@ def _render(made: Environment, values: dict[str, Any], shown: Lanes) -> str:
 
 
 def _values(report: Report) -> dict[str, Any]:
-    """What the template shows besides the timeline."""
+    """The values that the template shows besides the timeline."""
     from markupsafe import Markup
 
     style, source = asset("page.css") + asset("run/run.css"), script()
@@ -87,7 +87,7 @@ def _values(report: Report) -> dict[str, Any]:
 
 
 def sections(report: Report) -> list[Section]:
-    """What follows the timeline; a section without figures is left out."""
+    """The sections after the timeline; one without figures is left out."""
     found = [*_beside(report), *_beside_plan(report), *_of_a_step(report), *_of_the_run(report)]
     return [each for each in found if each.charts or any(table.rows for table in each.tables)]
 

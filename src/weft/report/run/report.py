@@ -1,4 +1,4 @@
-"""What there is to say of a run: its figures, what the rules found, what would be gained, an earlier run beside it."""
+"""The report of a run: its figures, what the rules found, what would be gained, an earlier run beside it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """What every rule said, one each, in the order of the verdict."""
+        """The finding of every rule, one each, in the order of the verdict."""
         first = [self.verdict.finding] if self.verdict.finding is not None else []
         return [*first, *self.verdict.under]
 
@@ -55,7 +55,7 @@ class Report:
 
     @cached_property
     def others(self) -> list[Finding]:
-        """What the other rules said: nothing is wrong, or too little is known."""
+        """The findings of the other rules: nothing is wrong, or too little is known."""
         return [each for each in self.findings if each.status not in TOLD]
 
     @cached_property

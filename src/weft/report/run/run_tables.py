@@ -29,7 +29,7 @@ NO_USUAL_STEP = "there is none: only first steps, which trace and split the mode
 
 
 def facts(report: Report) -> Table:
-    """What ran, and how fast."""
+    """The facts of the run, and its speed."""
     analysis = report.analysis
     run, ranks = analysis.run, analysis.ranks
     known = [analysis.facts(rank) for rank in ranks]
@@ -84,7 +84,7 @@ def _settings(report: Report) -> dict[str, object]:
 
 
 def quality(report: Report) -> Table:
-    """How far the figures can be trusted."""
+    """The measures of how far the figures can be trusted."""
     analysis = report.analysis
     run = analysis.run
     typical_s = analysis.step_s
@@ -140,7 +140,7 @@ def steps(report: Report) -> Table:
 
 
 def memory(report: Report) -> Table:
-    """What each rank had in use at most."""
+    """The most memory that each rank had in use."""
     rows = []
     for rank in report.analysis.ranks[:MOST_RANKS]:
         own = [step.memory_bytes for step in report.analysis.steps(rank) if step.memory_bytes]
@@ -204,7 +204,7 @@ def _spread(values: Iterable[float], text: Callable[[float], str]) -> tuple[str,
 
 
 def values(report: Report) -> Table:
-    """What the script logged."""
+    """The values that the script logged."""
     rows = []
     for name, series in logged(report).items():
         figures = [value for _, value in series]

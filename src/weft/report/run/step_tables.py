@@ -40,7 +40,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def what_if(report: Report) -> Table:
-    """What would be gained by changes, where the replay can be trusted; the largest gain first."""
+    """The gains of changes, where the replay can be trusted; the largest gain first."""
     known = [
         (change.gain, change)
         for change in report.analysis.what_if.changes
@@ -55,7 +55,7 @@ def what_if(report: Report) -> Table:
 
 
 def balance(report: Report) -> Table:
-    """What each partition has and works, and would work with the suggested split."""
+    """The units and work of each partition, now and with the suggested split."""
     suggestion = report.analysis.suggestion
     units = next((facts.units for facts in report.analysis.run.facts.values() if facts.units), ())
     work = report.analysis.partition_work

@@ -29,7 +29,7 @@ class Dataloader(Rule):
         return worst(self, analysis, lambda host: self._on(host, analysis))
 
     def _on(self, host: Host, analysis: Analysis) -> Finding:
-        """What one host says."""
+        """The finding about one host."""
         found = [sample for sample in host.samples if sample.cores]
         if len(found) < self.least_samples:
             return self.abstain(f"{len(found)} measures of the host, it needs {self.least_samples}")

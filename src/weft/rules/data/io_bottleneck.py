@@ -30,7 +30,7 @@ class IOBottleneck(Rule):
         return worst(self, analysis, self._on)
 
     def _on(self, host: Host) -> Finding:
-        """What one host says."""
+        """The finding about one host."""
         found = host.samples
         if len(found) < self.patience:
             return self.abstain(f"{len(found)} measures of the host, it needs {self.patience}")

@@ -35,7 +35,7 @@ class PreprocessingCompetes(Rule):
         return worst(self, analysis, lambda host: self._on(host, analysis))
 
     def _on(self, host: Host, analysis: Analysis) -> Finding:
-        """What one host says."""
+        """The finding about one host."""
         found = host.samples
         had = {rank: share for rank in host.ranks if (share := core_time(analysis, rank)) is not None}
         if len(found) < self.least_samples:
@@ -77,6 +77,7 @@ def _fewer(host: Host) -> int:
 
 
 def _gain(analysis: Analysis, had: Mapping[int, float]) -> float | None:
-    """What is saved if the slowest rank's work takes no longer than the processor time that it got."""
+    """The share of a step that is saved if the slowest rank's work takes no longer than the processor time that it
+    got."""
     saved = [(1 - had[rank]) * parts.work for rank, parts in analysis.typical.items() if rank in had]
     return min(1.0, max(saved) / analysis.step_s) if saved and analysis.step_s else None

@@ -1,4 +1,4 @@
-"""How long a run waits for data, and what its loaders do meanwhile."""
+"""The time that a run waits for data, and what its loaders do meanwhile."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class OtherProcesses(Rule):
         return worst(self, analysis, lambda host: self._on(host, analysis))
 
     def _on(self, host: Host, analysis: Analysis) -> Finding:
-        """What one host says."""
+        """The finding about one host."""
         found = host.samples
         had = [share for rank in host.ranks if (share := core_time(analysis, rank)) is not None]
         if len(found) < self.least_samples or not had:

@@ -1,4 +1,4 @@
-"""How the machines were used."""
+"""The use of the machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.units import format_bytes
 
 @dataclass(frozen=True)
 class OverallSystemUsage(Rule):
-    """How were cores, GPUs, memory, disks and the network of each host used?
+    """Were cores, GPUs, memory, disks and the network of each host used?
 
     For each its largest value, and its 99th, 95th and 50th percentile. It never warns.
     """

@@ -1,4 +1,4 @@
-"""What can be done about a partition that takes longer than the others."""
+"""Remedies for a partition that takes longer than the others."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from weft.rules.rule import Finding, Rule
 class TensorParallelExposed(Rule):
     """Do ranks that hold parts of the same weights wait for each other's results?
 
-    The measure is the share of a step in which they add up or put together tensors, the mean over ranks.
+    The measure is the share of a step in which they all-reduce or all-gather tensors, the mean over ranks.
     """
 
     explains = ("LowGPUUtilization",)

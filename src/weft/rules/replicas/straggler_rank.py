@@ -75,7 +75,7 @@ class StragglerRank(Rule):
         return found
 
     def _signs(self, analysis: Analysis, rank: int) -> dict[str, object]:
-        """What tells that the rank lost its core."""
+        """Evidence that the rank lost its core."""
         found: dict[str, object] = {"lost its core a step": f"{_preempted(analysis, rank):.0f} times"}
         if (share := core_time(analysis, rank)) is not None:
             found["had its core"] = f"{percent(share)} of its work"
@@ -121,7 +121,7 @@ def _preempted_more(analysis: Analysis, rank: int) -> bool:
 
 
 def _gain(analysis: Analysis, rank: int, score: float) -> float | None:
-    """What is saved if the rank runs at its peers' speed."""
+    """The share of a step that is saved if the rank runs at its peers' speed."""
     change = analysis.what_if.change("straggler")
     if change is not None and rank in change.ranks:
         return change.gain

@@ -8,7 +8,7 @@ NORM = "gradient_norm"
 
 
 def losses(analysis: Analysis) -> tuple[str, list[tuple[int, float]]]:
-    """What the loss is called, and its value by step: `loss`, else the only value that was logged; else nothing."""
+    """The name of the loss, and its value by step: `loss`, else the only value that was logged; else nothing."""
     found = series(analysis, "loss")
     if found:
         return "loss", found

@@ -73,7 +73,7 @@ def _legs(pace: Pace, gaps: Sequence[int], ranks: int) -> tuple[list[int], list[
 
 
 def _held(rank: int, forward: Sequence[int], backward: Sequence[int]) -> int:
-    """What the rank holds at most in the steady state; 0 if two actions fall on one slot: 2 and 3."""
+    """The most microbatches that the rank holds in the steady state; 0 if two actions fall on one slot: 2 and 3."""
     stages = (rank, len(forward) - 1 - rank)
     starts, ends = [forward[s] for s in stages], [backward[s] for s in stages]
     free = set(range(SLOTS)) - {slot % SLOTS for slot in (*starts, *ends)}
@@ -86,7 +86,7 @@ def _held(rank: int, forward: Sequence[int], backward: Sequence[int]) -> int:
 
 
 def _peak(starts: Sequence[int], ends: Sequence[int]) -> int:
-    """How many are held at most if each starts and ends anew every six slots, the slot of the end included."""
+    """The most that are held at once if each starts and ends anew every six slots, the slot of the end included."""
     spans = list(zip(starts, ends, strict=True))
     return max(
         sum((slot - start) // SLOTS - (slot - end - 1) // SLOTS for start, end in spans)

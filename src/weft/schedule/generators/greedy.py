@@ -55,7 +55,7 @@ TRIED = 64
 
 @dataclass(frozen=True)
 class ListCost:
-    """What one microbatch costs in one stage.
+    """The cost of one microbatch in one stage.
 
     `backward_s` is the whole backward pass (B) where `weight_s` is not given, else that of the inputs (I). `whole_s` is
     B beside these two: then every microbatch may run either.
@@ -123,7 +123,7 @@ def _end_s(run: _Run) -> float:
 
 
 def _numbers(microbatches: int, ranks: int) -> list[int]:
-    """How many microbatches to split: few, because only the end of the step has time to fill.
+    """The numbers of microbatches to split: few, because only the end of the step has time to fill.
 
     >>> _numbers(8, 2), _numbers(2, 4)
     ([1, 2, 3, 4], [1])
@@ -201,7 +201,7 @@ class _Run:
         return 0 if stage.whole_s is None else max(0, self.microbatches - self.split)
 
     def _work(self, stage: ListCost) -> float:
-        """What a microbatch costs there, split as most are that may be."""
+        """The seconds of a microbatch there, split as most are that may be."""
         whole_s = stage.backward_s if stage.whole_s is None else stage.whole_s
         halves_s = stage.backward_s + (stage.weight_s or 0.0)
         return stage.forward_s + (whole_s if self._first_split(stage) else halves_s)

@@ -27,7 +27,7 @@ from weft.schedule.schedule import Schedule, loop
 
 
 def looped(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """`chunks` stages a rank, dealt out in turn.
+    """`chunks` stages a rank, one after the other.
 
     >>> print(*looped(ranks=2, microbatches=3).ranks[1])
     1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2

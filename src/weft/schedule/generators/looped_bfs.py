@@ -23,7 +23,7 @@ from weft.schedule.schedule import Schedule, loop
 
 
 def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """`chunks` stages a rank, dealt out in turn.
+    """`chunks` stages a rank, one after the other.
 
     >>> print(*looped_bfs(ranks=2, microbatches=1).ranks[1])
     1F0 3F0 3B0 1B0

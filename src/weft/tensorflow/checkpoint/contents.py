@@ -1,4 +1,4 @@
-"""What a save holds, by names that do not depend on the split.
+"""The content of a save, by names that do not depend on the split.
 
     <model>/<variable>                   each variable, by the rank that owns it
     <optimizer>/<variable>/<slot>        what an optimizer keeps for a variable, by the rank that owns the variable
@@ -30,7 +30,7 @@ FRAMEWORK = "tensorflow"
 
 @dataclass(frozen=True)
 class Contents:
-    """What is saved: models and optimizers by section, variables of the script by name."""
+    """The content to save: models and optimizers by section, variables of the script by name."""
 
     models: Mapping[str, Any]
     optimizers: Mapping[str, Any]

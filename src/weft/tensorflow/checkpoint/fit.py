@@ -145,7 +145,7 @@ class InFit(Loop, Callback, ABC):
         self.__exit__(None, None, None)
 
     def _note_metrics(self) -> None:
-        """What the metrics have counted in this epoch goes into the next save."""
+        """Puts what the metrics have counted in this epoch into the next save."""
         if self._fits:
             self._position.metrics = [
                 tf.convert_to_tensor(each).numpy().tobytes() for each in _metrics(self._fitted)

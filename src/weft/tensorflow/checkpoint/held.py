@@ -1,4 +1,4 @@
-"""What optimizers keep, between a restore and the first step: it waits in the save, so reading it is refused."""
+"""Optimizers' states between a restore and the first step: they wait in the save, so reading them is refused."""
 
 from __future__ import annotations
 

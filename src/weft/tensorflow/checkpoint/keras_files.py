@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from weft.checkpoint.agree import come_together, gather_faults
+from weft.checkpoint.agree import check_same_call, gather_faults
 from weft.checkpoint.folder import explain
 from weft.checkpoint.save import Saves, meet
 from weft.errors import CheckpointError, UsageError
@@ -57,7 +57,7 @@ def write(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> 
         raise UsageError(
             "the job was resumed, and what its optimizer keeps arrives with the first step: save after that"
         )
-    _come_together(joined, call, str(path))
+    _check_same_call(joined, call, str(path))
     if joined.position("rdp"):
         return
 
@@ -72,7 +72,7 @@ def write(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> 
         agree_on(joined, joined.port("pp"), make, call, joined.peers("pp")[0])
 
 
-def _come_together(joined: Session, call: str, path: str) -> None:
+def _check_same_call(joined: Session, call: str, path: str) -> None:
     """Return when every rank of the first pipeline has made the same call; else an error names those that did not."""
     if joined.place.world_size == 1:
         return
@@ -198,7 +198,7 @@ def read(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> N
     """
     joined = session()
     joined.check_outside(call)
-    come_together(joined, call, str(path))
+    check_same_call(joined, call, str(path))
     before = [(each, array_of(each, copy=True) if is_here(each) else None) for each in model.all_variables()]
     optimizer = _kept(model)
     states = [(each, array_of(each, copy=True)) for each in _variables_of(optimizer)]
@@ -263,7 +263,7 @@ def values(model: Any) -> list[Any]:
         return [array_of(each, copy=True) for each in variables]
     here, ranks, port = joined.position("pp"), joined.peers("pp"), joined.port("pp")
     found = []
-    _come_together(joined, "get_weights", "")
+    _check_same_call(joined, "get_weights", "")
     with joined.doing("get_weights()"):
         for variable in variables:
             owner, kept = model.owner_of(variable), private.underlying(variable)

@@ -49,7 +49,7 @@ class Position:
 
     @classmethod
     def of_json(cls, saved: Any, random_states: bool) -> Position:
-        """What :meth:`to_json` gave. ``random_states``: whether those come back too, when the loop begins.
+        """The position that :meth:`to_json` gave. ``random_states``: whether those come back too, when the loop begins.
 
         Raises:
             CheckpointError: It is not as :meth:`to_json` writes it.
@@ -171,7 +171,7 @@ def _count(value: Any) -> int:
 
 
 def _fit_of(content: Mapping[str, Any]) -> tuple[list[bytes] | None, bool]:
-    """What ``fit`` has stored beside the place."""
+    """The metrics that ``fit`` has stored beside the place, and True if the fit is over."""
     metrics, over = content.get("metrics"), content.get("over", False)
     if metrics is not None and not all(type(each) is bytes for each in metrics):
         raise ValueError("no values of metrics")

@@ -42,7 +42,7 @@ class AllRanks:
 
 @dataclass
 class Kept:
-    """What an optimizer keeps, in a save.
+    """The state of an optimizer in a save.
 
     Attributes:
         slots: The paths of its slots by their names here.
@@ -59,7 +59,7 @@ class Kept:
 
 @dataclass
 class Landing:
-    """What goes where on this rank.
+    """The targets of a save's values on this rank.
 
     Attributes:
         targets: The variables that get a value now, by the path of the value in the save.
@@ -173,7 +173,7 @@ def _unlike(index: Index, targets: Mapping[str, Any]) -> list[str]:
 
 
 def plan(joined: Session, reader: ShardReader, what: Contents) -> Landing:
-    """What goes where, for a save that fits."""
+    """The targets of the values of a save that fits."""
     index, here = reader.index, joined.position("pp")
     landing = Landing(user=user_values.decode(index.content.get("user"), reader.array))
     means: dict[str, str] = {}  # of each variable of the models, how an optimizer's slots in the save call it

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agree import ask_first, choose, come_together, gather_faults
+from weft.checkpoint.agree import ask_first, check_same_call, choose, gather_faults
 from weft.checkpoint.find import Found, saves
 from weft.checkpoint.loop import RUN, Place
 from weft.checkpoint.stop import Stop
@@ -66,7 +66,7 @@ def checkpoints(
 
 
 class Run(InFit):
-    """What :func:`checkpoints` makes."""
+    """The loop of :func:`checkpoints`."""
 
     def __init__(
         self, path: str | Path, every: int, keep: int, model: Any, optimizer: Any, also: Mapping[str, Any],
@@ -82,7 +82,7 @@ class Run(InFit):
         ranks = AllRanks(joined)
         if ask_first(ranks, lambda: bool(saves(self._path))):
             joined.check_outside("resuming from a checkpoint")
-            come_together(joined, CALL, None)
+            check_same_call(joined, CALL, None)
             found = choose(ranks, self._path, None, "full")
             own = _find_position(joined, found)
             restore(joined, found, self._contents, True, (), "full")
@@ -90,7 +90,7 @@ class Run(InFit):
         return self._own, Stop(joined, ranks), joined.monitor.reach
 
     def _find_contents(self, joined: Session) -> Contents:
-        """What is saved; an error if the script has not made it yet."""
+        """The content to save; an error if the script has not made it yet."""
         models, given = joined.models, self._fitted if self._given is None else self._given
         if given is None and len(models) != 1:
             raise UsageError(
@@ -123,7 +123,8 @@ class Run(InFit):
 
 
 def _find_position(joined: Session, found: Found) -> Position:
-    """What the rank at this place of the mesh had stored, or the nearest one, whose random states are not taken.
+    """The position that the rank at this place of the mesh had stored, or the nearest one, whose random states are
+    not taken.
 
     Raises:
         CheckpointError: On every rank: it cannot be read, or the save is of something else.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agree import choose, come_together
+from weft.checkpoint.agree import check_same_call, choose
 from weft.checkpoint.find import LEVELS
 from weft.checkpoint.names import check_path, check_tag
 from weft.checkpoint.part import Part
@@ -166,7 +166,7 @@ def resume(
     if verify not in LEVELS:
         raise UsageError(f"verify is {verify!r}: write one of {', '.join(LEVELS)}")
     joined.check_outside("resuming from a checkpoint")
-    come_together(joined, call, tag)
+    check_same_call(joined, call, tag)
     found = choose(AllRanks(joined), root, tag, verify)
     return restore(joined, found, what, strict, optional, verify)
 

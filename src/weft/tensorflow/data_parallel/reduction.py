@@ -15,7 +15,7 @@ from weft.tensorflow.session.session import session
 
 
 class ReduceOp(Enum):
-    """How tensors of several replicas become one."""
+    """The reductions of tensors over replicas."""
 
     AVERAGE = "average"
     SUM = "sum"
@@ -33,7 +33,7 @@ class _AsItIs:
 
     @staticmethod
     def decompress(tensor: Any, known: Any) -> Any:
-        """What has travelled, in the type that it had before."""
+        """The tensor that has travelled, in the type that it had before."""
         return tensor
 
 

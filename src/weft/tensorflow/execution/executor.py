@@ -23,7 +23,7 @@ from weft.tensorflow.trace.operations import Record, Value
 
 @dataclass
 class Runnable:
-    """What a rank runs for a step that was traced.
+    """The program of a rank for a step that was traced.
 
     Attributes:
         record: The step's operations.
@@ -70,7 +70,7 @@ class Runnable:
 
 
 class Way(Protocol):
-    """How an executor does what a program says."""
+    """The operations of an executor that a program needs."""
 
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None: ...
 
@@ -139,7 +139,7 @@ def run(
 
 
 def _count_uses(runnable: Runnable) -> Counter[tuple[int, Value]]:
-    """How often each value is still taken."""
+    """The number of times that each value is still taken."""
     return Counter(
         (microbatch, value)
         for position, microbatch in runnable.order

@@ -96,7 +96,7 @@ def describe_call(name: str, paths: Sequence[str], tensors: Sequence[Any], every
 
 
 class Messages:
-    """What a step of this rank sends, receives and records.
+    """The messages and the recording of this rank's step.
 
     Whatever fails here has been told to the other ranks when the error is raised. Inside of a graph it becomes one of
     TensorFlow's own errors.

@@ -1,4 +1,4 @@
-"""What each rank does for one step: phases in an order, what goes into each, what comes out, what is sent.
+"""The program of each rank for one step: phases in an order, what goes into each, what comes out, what is sent.
 
 A *phase* is all that a rank runs at one position of a microbatch: the forward pass of a stage, say. A value goes to a
 rank once, when it is made; the rank takes it when its first phase begins that uses it.
@@ -18,7 +18,7 @@ from weft.tensorflow.trace.operations import Record, Value
 
 @dataclass
 class Phase:
-    """What a rank runs at one position of a microbatch.
+    """The operations of a rank at one position of a microbatch.
 
     Attributes:
         position: The position.
@@ -43,7 +43,7 @@ class Phase:
 
 @dataclass
 class Program:
-    """What one rank does in a step.
+    """The program of one rank in a step.
 
     Attributes:
         phases: By position.
@@ -87,7 +87,7 @@ class Program:
 def make_program(
     record: Record, phases: Phases, rank: int, replicated: set[int], order: list[int]
 ) -> Program:
-    """What the rank of partition ``rank`` does in a step.
+    """The program of the rank of partition ``rank`` in a step.
 
     Raises:
         PlacementError: A value that cannot be sent is needed on another partition; on every rank.

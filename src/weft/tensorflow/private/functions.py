@@ -24,7 +24,7 @@ from weft.tensorflow.private.variables import handle_of, handles_made
 
 
 def call(function: Any, inputs: Sequence[Any]) -> list[Any]:
-    """What a concrete function makes of flat inputs, as a flat list."""
+    """The results of a concrete function for flat inputs, as a flat list."""
     found = function._call_flat(list(inputs), function.captured_inputs)
     return tf.nest.flatten(found)
 

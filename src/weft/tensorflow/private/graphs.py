@@ -56,7 +56,7 @@ def placeholder(dtype: Any, shape: Any, name: str) -> Any:
 
 
 def captures(graph: Any) -> list[tuple[Any, Any]]:
-    """What a graph uses of the world outside: (the tensor or the variable's handle there, its stand-in inside)."""
+    """The outside tensors that a graph uses: (the tensor or the variable's handle there, its placeholder inside)."""
     return list(graph.captures)
 
 

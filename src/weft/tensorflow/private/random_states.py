@@ -13,7 +13,7 @@ from tensorflow.python.ops import stateful_random_ops
 
 
 def eager_seeds() -> random.Random | None:
-    """What gives calls like ``tf.random.normal`` their seeds outside of graphs; None where no seed was set."""
+    """The generator of seeds for calls like ``tf.random.normal`` outside of graphs; None where no seed was set."""
     found: random.Random | None = context.context()._rng
     return found
 

@@ -74,7 +74,7 @@ _new_handles = [0]
 
 
 def handles_made() -> int:
-    """How many variables have got another handle so far."""
+    """The number of variables that have got another handle so far."""
     return _new_handles[0]
 
 

@@ -1,1 +1,1 @@
-"""What this process knows of its job: its ranks, its groups, and how tensors come to and from the network."""
+"""This process's knowledge of its job: its ranks, its groups, and how tensors come to and from the network."""

@@ -1,4 +1,4 @@
-"""What a recording sees of TensorFlow by itself: waits for the next element of a data set, and optimizers."""
+"""Events of TensorFlow for a recording: waits for the next element of a data set, and optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def observe(session: Session) -> list[Callable[[], None]]:
 
 
 def _calls(session: Session, kind: str) -> tuple[Callable[[], int], Callable[[], int]]:
-    """What to call before and after something that becomes a span."""
+    """The functions to call before and after something that becomes a span."""
     began: list[float] = []
 
     def before() -> int:

@@ -1,4 +1,4 @@
-"""Which unit goes to which partition, and which schedule runs: decided on one rank, told to all as text."""
+"""The partition of each unit, and the schedule: decided on one rank, told to all as text."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Decision:
     reasons: str = ""
 
     def to_json(self) -> str:
-        """What :meth:`from_json` reads."""
+        """The text that :meth:`from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Decision:
-        """What rank 0 has decided."""
+        """The decision of rank 0."""
         record: dict[str, Any] = json.loads(text)
         for name, value in record.items():
             record[name] = tuple(value) if isinstance(value, list) else value
@@ -172,7 +172,7 @@ def decide(settings: Settings, units: Units, fixed: Mapping[str, int], microbatc
     counts = units.count_variables()
 
     def holding(one: Candidate) -> int:
-        """How many partitions have variables: a small model would be quickest on one rank."""
+        """The number of partitions that have variables: a small model would be quickest on one rank."""
         return len({at for at, count in zip(one.partitions, counts, strict=True) if count})
 
     most = max(map(holding, found))

@@ -41,7 +41,7 @@ class Units:
     owners: dict[int, list[int]] = field(default_factory=dict)
 
     def count_variables(self) -> list[int]:
-        """How many variables each unit has; one that several use counts in the first."""
+        """The number of variables of each unit; one that several use counts in the first."""
         counts = [0] * len(self.members)
         for using in self.owners.values():
             counts[using[0]] += 1
@@ -127,7 +127,7 @@ def _find_inside(record: Record, order: list[int], replicated: set[int]) -> set[
 
 
 def _needed_by(record: Record, forward: set[int], replicated: set[int]) -> set[int]:
-    """What the forward pass takes that was made outside of it, when gradients were taken: states of a loop, say."""
+    """The operations that the forward pass takes, but that were made with the gradients: states of a loop, say."""
     found: set[int] = set()
     todo = [value.operation for number in forward for value in record.operations[number].inputs]
     while todo:
@@ -172,7 +172,7 @@ def _inseparable(record: Record, operation: Operation) -> list[int]:
 
 
 def _edges(record: Record, order: list[int], sets: Together, inside: set[int]) -> dict[int, set[int]]:
-    """Which unit depends on which, through operations outside of units as well; by the units' roots."""
+    """The units that each unit depends on, through operations outside of units as well; by the units' roots."""
     reach: dict[int, frozenset[int]] = {}
     edges: dict[int, set[int]] = {sets.of(number): set() for number in inside}
     for number in order:
@@ -284,7 +284,7 @@ def _flows(record: Record, unit_of: dict[int, int]) -> tuple[dict[Value, set[int
 
 
 def _backward_s(record: Record, unit_of: dict[int, int], count: int) -> list[float]:
-    """What the gradients of each of so many units take, in seconds."""
+    """The seconds of the gradients of each of so many units."""
     found = [0.0] * count
     for number, operation in enumerate(record.operations):
         if operation.gradient_of in unit_of and number not in unit_of:
@@ -293,7 +293,7 @@ def _backward_s(record: Record, unit_of: dict[int, int], count: int) -> list[flo
 
 
 def _outside_s(record: Record, unit_of: dict[int, int], replicated: set[int]) -> tuple[float, float]:
-    """What the step computes outside of units, and the gradients of that, in seconds."""
+    """The seconds of what the step computes outside of units, and of the gradients of that."""
     forward = backward = 0.0
     for number, operation in enumerate(record.operations):
         if number in unit_of or number in replicated or operation.gradient_of in unit_of:

@@ -78,7 +78,7 @@ class MiniBatch:
         return not self.size or self.size % self.microbatches == 0
 
     def samples(self, tensors: Sequence[Any]) -> int:
-        """How many samples these tensors have, which are given whole and with values; 0 if nothing is cut."""
+        """The number of samples of these tensors, which are given whole and with values; 0 if nothing is cut."""
         if self.size is not None:
             return self.size
         pairs = zip(self.tensors, tensors, strict=True)
@@ -87,7 +87,7 @@ class MiniBatch:
         )
 
     def specs(self) -> list[tf.TensorSpec]:
-        """What the tensors of a microbatch are like."""
+        """The specs of a microbatch's tensors."""
         found: list[tf.TensorSpec] = []
         for number in self.tensors:
             leaf, axis = self.leaves[number], self.axes[number]
@@ -247,7 +247,7 @@ def prepare(
 
 
 class _Arguments:
-    """What the arguments of a step hold, as it is found; see :class:`MiniBatch`.
+    """The tensors in the arguments of a step, as they are found; see :class:`MiniBatch`.
 
     Attributes:
         sizes: Of each tensor that is cut its path, how many samples it has, if that is known, and its shape.
@@ -308,7 +308,7 @@ class _Arguments:
 def _size(
     sizes: Sequence[tuple[str, int | None, list[int | None]]], cut: Cut, microbatches: int
 ) -> tuple[int | None, list[str]]:
-    """How many samples there are, if any tensor tells that, and why they cannot be cut."""
+    """The number of samples, if any tensor tells that, and why they cannot be cut."""
     size = next((each for _, each, _ in sizes if each is not None), None)
     if faults := find_different(sizes):
         return size, faults
@@ -340,7 +340,7 @@ def _check_signature(signature: Any, tensors: list[Any], paths: list[str]) -> li
 
 
 def _flat(tree: Any, path: str) -> list[tuple[str, Any]]:
-    """What an argument holds, in the order of ``tf.nest``, each with its path."""
+    """The leaves of an argument, in the order of ``tf.nest``, each with its path."""
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
         return [found for i, item in enumerate(tree) for found in _flat(item, f"{path}[{i}]")]
     if isinstance(tree, dict):

@@ -20,7 +20,7 @@ UNSENDABLE = (tf.resource, tf.variant, tf.string)
 
 @dataclass
 class Marks:
-    """What is noted while a step is traced: ranges of operations, by the numbers of the first and of the next one.
+    """The marks of a step that is traced: ranges of operations, by the numbers of the first and of the next one.
 
     Attributes:
         models: The models that are called; what lies inside of such a range is split.
@@ -67,7 +67,7 @@ _tracing: list[tuple[Any, Marks, list[bool]]] = []
 
 
 def tracing() -> Marks | None:
-    """What is noted of the step that is being traced, if one is."""
+    """The marks of the step that is being traced, if one is."""
     return _tracing[-1][1] if _tracing else None
 
 

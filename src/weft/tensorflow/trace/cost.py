@@ -1,4 +1,4 @@
-"""What an operation takes, counted: its products at a rate, the bytes that it moves at another, and a start.
+"""The seconds of an operation, counted: its products at a rate, the bytes that it moves at another, and a start.
 
 The rates are those of one core of a server of our days. Only their ratios matter for where a model is cut.
 """
@@ -28,7 +28,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 def bytes_of(tensor: Any) -> int:
-    """What a tensor of a graph takes, as far as its shape is known; 0 where it has no data of fixed size."""
+    """The bytes of a tensor of a graph, as far as its shape is known; 0 where it has no data of fixed size."""
     size = getattr(tensor.dtype, "size", 0)
     return prod(shape_of(tensor)) * size if size else 0
 
@@ -98,7 +98,7 @@ PRODUCTS: dict[str, Callable[[Any], int]] = {
 
 
 def work_s(operation: Any, depth: int = 0) -> float:
-    """What an operation takes, in seconds, as far as that can be counted."""
+    """The seconds of an operation, as far as they can be counted."""
     if operation.type in FREE:
         return 0.0
     inside = sum(work_s(each, depth + 1) for each in _bodies(operation)) if depth < 4 else 0.0

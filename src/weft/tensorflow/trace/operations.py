@@ -93,7 +93,7 @@ class Record:
     alike: list[tuple[int, int]] = field(default_factory=list)
 
     def size_of(self, value: Value) -> int:
-        """What a value takes, in bytes; 0 where that is not known before it is made."""
+        """The bytes of a value; 0 where that is not known before it is made."""
         return self.operations[value.operation].sizes[value.output]
 
     def users(self) -> list[list[int]]:

@@ -12,7 +12,7 @@ from weft.torch.pytorch.private import gradient_hooks, hooks_are_known
 
 
 class Reducer(Protocol):
-    """What averages gradients over the replicas as they arrive."""
+    """A reducer that averages gradients over the replicas as they arrive."""
 
     def arrived(self, number: int) -> None: ...
 

@@ -33,7 +33,7 @@ _TRIES = 5
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """How long the call takes."""
+    """The seconds that the call takes."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
@@ -66,7 +66,7 @@ class Multiplier:
         self._shortest = shortest
 
     def adder(self, held: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Callable[[], Any]:
-        """What adds ``factor`` times ``left @ right``, [n, k] and [k, m], to ``held`` [n, m]."""
+        """A function that adds ``factor`` times ``left @ right``, [n, k] and [k, m], to ``held`` [n, m]."""
         if type(held) is Tensor and self._fits(left, right):
             return functools.partial(self._add, held, left, right, factor)
         return functools.partial(held.addmm_, left, right, alpha=factor)

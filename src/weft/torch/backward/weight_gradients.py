@@ -90,7 +90,8 @@ class Task:
             self.drop()
 
     def keep(self, node: Any) -> Any:
-        """What the node lets go when it has run. It is taken when the graph is searched, not between two kernels."""
+        """The node's saved values, which it lets go when it has run. It is taken when the graph is searched, not
+        between two kernels."""
         raise NotImplementedError
 
     def add(self) -> None:
@@ -241,11 +242,11 @@ class Gathering(Protocol):
         """The layer that the parameter is gathered with; None for another parameter."""
         ...
 
-    def add_up(self, layer: Any) -> None:
+    def reduce_scatter(self, layer: Any) -> None:
         """Reduce-scatter the gradients of a layer."""
         ...
 
-    def add_up_all(self) -> None:
+    def reduce_scatter_all(self) -> None:
         """Reduce-scatter whatever gradients are there."""
         ...
 
@@ -261,9 +262,9 @@ def run_by_layer(gathering: Sequence[Gathering], tasks: Sequence[Task]) -> None:
         run_all(list(some))
         if found is not None:
             each, layer = found
-            each.add_up(layer)
+            each.reduce_scatter(layer)
     for each in gathering:
-        each.add_up_all()
+        each.reduce_scatter_all()
 
 
 def take_weights(

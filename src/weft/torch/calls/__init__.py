@@ -1,4 +1,4 @@
-"""What a call of a module or a function looks like from outside.
+"""Calls of modules and functions, seen from outside.
 
 A rank that does not run a call knows its result's shapes by the call's signature. What it has in place of other ranks'
 parameters are placeholders.

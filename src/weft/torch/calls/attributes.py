@@ -146,7 +146,7 @@ def _is_constant(value: Any) -> bool:
 
 
 class _Notes:
-    """What became of one attribute. Reading only to write at once, as ``+=`` does, is no use of the value."""
+    """The reads and writes of one attribute. Reading only to write at once, as ``+=`` does, is no use of the value."""
 
     def __init__(self, first: str, value: Any) -> None:
         self.first, self.value = first, value
@@ -316,7 +316,7 @@ class Own:
                 attributes[name] = value
 
     def take(self) -> list[Any]:
-        """What they are now."""
+        """The present values."""
         values = [attributes.get(name, _ABSENT) for attributes, name in self._spots]
         return [*(parameter.requires_grad for parameter in self._trained), *values]
 

@@ -1,4 +1,4 @@
-"""What a call looks like from outside, and what its result will look like.
+"""Signatures of calls, and descriptions of their results.
 
 A rank that does not run a call must still know the shapes it returns. It never infers them: the
 rank that runs the call tells the others, once for each *signature* (what is called, with which shapes, dtypes and
@@ -34,7 +34,8 @@ from weft.torch.tensors.nested import (
 
 
 class Spec(NamedTuple):
-    """What a call returns: a ``description`` (see ``tensors.nested``), and what all ranks must know of the call.
+    """The result of a call, seen from outside: a ``description`` (see ``tensors.nested``), and what all ranks must
+    know of the call.
 
     ``dynamic``: the owner tells the description at each call. ``random``: the streams that the call draws from.
     ``mutated``: the numbers of the argument tensors that the call writes into. ``passed``: for each tensor of the
@@ -130,7 +131,7 @@ def scan(tree: Any, parts: list[Any], tensors: list[Tensor], values: bool = True
 
 
 def after_writes(tensor: Tensor) -> Tensor:
-    """What ``tensor`` has become by writing in place, which may have changed its shape; mostly ``tensor`` itself."""
+    """``tensor`` after writes in place, which may have changed its shape; mostly ``tensor`` itself."""
     value = tensor._weft_value  # type: ignore[attr-defined]
     return tensor if value is None else value.data(tensor)
 
@@ -223,7 +224,7 @@ class Watch:
 
 
 class _Functions(TorchFunctionMode):
-    """What reads values without an operator: ``tolist``, ``numpy``, and sizes that are given as a tensor."""
+    """Functions that read values without an operator: ``tolist``, ``numpy``, and sizes that are given as a tensor."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a call puts into the lists, dicts and objects that it is given: another result of the call.
+"""Writes of a call into the lists, dicts and objects that it is given: another result of the call.
 
 A module may fill what it gets: a cache with keys and values, say. Only the rank that runs the module would show that.
 So this rank looks at what was given before the call and after it. What has changed goes the way of results: the other
@@ -51,7 +51,7 @@ _FINAL = frozenset((type(None), bool, int, float, str))
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a thing held before the call, by its place there."""
+    """An item that the container held before the call, by its place there."""
 
     place: int
 
@@ -180,7 +180,7 @@ class Contents:
                     waiting.append((own, depth, True))
 
     def signature(self) -> tuple[Any, ...]:
-        """What calls must have in common here so that they return and leave the same shapes."""
+        """The properties that calls must have in common here so that they return and leave the same shapes."""
         return tuple(map(_signature, self.things, self._before))
 
     def localise(self, transform: Callable[[Tensor], Tensor]) -> None:
@@ -199,7 +199,7 @@ class Contents:
             _fill(thing, before)
 
     def changes(self) -> list[Change]:
-        """What the things hold now and did not hold before, after `local` if that was called.
+        """The changes of the containers, after `local` if that was called.
 
         Raises:
             UsageError: There is something that other ranks cannot be told.
@@ -327,7 +327,7 @@ def _find_kind(thing: Any) -> int:
 
 
 def _held(thing: Any, kind: int) -> dict[Any, Any]:
-    """What a thing holds, by index, key or name; of a set the elements are the keys."""
+    """The items of a container, by index, key or name; of a set the elements are the keys."""
     if kind == _SEQUENCE:
         return dict(enumerate(thing))
     if kind == _SET:
@@ -348,7 +348,8 @@ def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _seen(item: Any) -> Any:
-    """What a signature has of an item. Numbers and texts in objects may be each rank's own, so they do not count."""
+    """The part of an item that belongs into a signature. Numbers and texts in objects may be each rank's own, so
+    they do not count."""
     kind = _kind_of(item)
     if kind == _TENSOR:
         item = after_writes(item)

@@ -20,7 +20,7 @@ def intercept(module: nn.Module, call: Callable[..., Any]) -> None:
 
 
 def interceptor_of(module: nn.Module) -> Any:
-    """What calls of ``module`` run; ``None`` where nothing intercepts them."""
+    """The function that calls of ``module`` run instead; ``None`` where nothing intercepts them."""
     return module.__dict__.get(SLOT)
 
 

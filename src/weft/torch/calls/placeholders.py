@@ -174,7 +174,7 @@ def _check(tensors: list[Tensor]) -> Placeholder:
 
 
 def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """What becomes of an operation that the rank of its placeholders does with their values."""
+    """The placeholder for the result of an operation that the rank of its placeholders does with their values."""
     if torch_functions.is_for_each(func):
         return _for_each(func, args, kwargs)
     tensors = tensors_in((args, kwargs))

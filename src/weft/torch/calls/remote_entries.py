@@ -14,7 +14,8 @@ from weft.torch.tensors.nested import tensors_in
 
 
 class Left(Tensor):
-    """What a call on another partition has put somewhere, as modules see it that it is not sent to.
+    """A remote entry: what a call on another partition has put into a container, seen by modules that it is not sent
+    to.
 
     ``_weft_of``: its partition, and the module that has left it.
     """

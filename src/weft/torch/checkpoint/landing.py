@@ -70,7 +70,7 @@ def _read_and_put(read: Callable[[], Put]) -> None:
 
 
 class Arrival:
-    """What an optimizer gets right after the split; or earlier, if it is asked for it.
+    """The state that an optimizer gets right after the split; or earlier, if it is asked for it.
 
     ``put()`` puts it there. ``whole``: whether it can have the states of the whole model until then.
     """

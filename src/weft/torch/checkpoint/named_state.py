@@ -25,7 +25,7 @@ from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import MASTERS, DistributedOptimizer
-from weft.torch.replicas.whole_tensors import like, whole
+from weft.torch.replicas.full_tensors import full_tensor, like
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
@@ -84,7 +84,7 @@ def add_model(part: Part, session: Session, model: DistributedModel) -> None:
     here = pipeline_position(session)
     tensors, aliases, objects = named_state(model.module)
     mine = {name: value for name, value in tensors.items() if owner_of(model, name) == here}
-    part.tensors |= {f"model/{name}": whole(value) for name, value in mine.items()}
+    part.tensors |= {f"model/{name}": full_tensor(value) for name, value in mine.items()}
     encoder = saved_values.encoder(part.tensors, f"extra-{session.rank}")
     extra = {
         name: encoder.encode(value, f"the extra state {name}")
@@ -157,7 +157,7 @@ def add_optimizer(
         values[name] = {}
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                part.tensors[f"{section}/{name}/{key}"] = whole(value, model.module.get_parameter(name))
+                part.tensors[f"{section}/{name}/{key}"] = full_tensor(value, model.module.get_parameter(name))
             else:
                 values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
     part.content[f"{section}_values"] = values
@@ -336,7 +336,8 @@ def load_optimizer(optimizer: Any, content: dict[str, Any], more: Any) -> None:
 
 
 def find_rank_content(session: Session, ranks: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
-    """What the rank at this place of the mesh had stored, and True; or what the nearest rank had stored, and False."""
+    """The content that the rank at this place of the mesh had stored, and True; or that of the nearest rank, and
+    False."""
     here, replica, part = pipeline_position(session), session.position("rdp"), session.position("tp")
     by_place = {(content["pp"], content["rdp"], content.get("tp", 0)): content for content in ranks.values()}
     for place in itertools.product((here, 0), (replica,), (part, 0)):

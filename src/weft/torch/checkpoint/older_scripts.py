@@ -125,7 +125,7 @@ def _read_states(optimizer: Any, content: Mapping[str, Any]) -> Put:
 
 
 class OldPartial(InMemory):
-    """The files of a folder, put together.
+    """The files of a folder as one state.
 
     Args:
         folder: Where they lie, named by ranks as in any version.
@@ -169,7 +169,7 @@ class OldPartial(InMemory):
         return {path.stem.removeprefix("fp16_states_"): load_file(path, self.allow_pickle) for path in paths}
 
     def user_content(self) -> Any:
-        """What the script had saved besides; None without such a file."""
+        """The user content that the script had saved besides; None without such a file."""
         path = self.folder / "user_content.pt"
         return load_file(path, self.allow_pickle) if path.exists() else None
 

@@ -86,7 +86,7 @@ class Position:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """What decides the order of a ``DataLoader``."""
+    """The samplers that decide the order of a ``DataLoader``."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = [getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     return list({id(sampler): sampler for sampler in found if sampler is not None}.values())

@@ -43,7 +43,7 @@ APART = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the script wants back from a checkpoint."""
+    """The parts of a checkpoint that the script wants back."""
 
     model: Any
     optimizers: Sequence[Any]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agree import ask_first, choose, come_together
+from weft.checkpoint.agree import ask_first, check_same_call, choose
 from weft.checkpoint.find import LEVELS
 from weft.checkpoint.names import check_path, check_tag
 from weft.errors import UsageError
@@ -97,7 +97,7 @@ def resume_from_checkpoint(
         load_sharded_optimizer_state,
     )
     call = "resume_from_checkpoint" if partial else "resume_from_checkpoint(partial=False)"
-    come_together(session, call, tag)
+    check_same_call(session, call, tag)
     if not partial:
         return whole_file.resume(session, root, tag, wanted, translate_function)
     if translate_function is not None and session.rank == 0:

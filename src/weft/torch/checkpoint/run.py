@@ -58,7 +58,7 @@ def checkpoints(
 
 
 class Run(Loop):
-    """What :func:`checkpoints` makes."""
+    """The loop of :func:`checkpoints`."""
 
     def __init__(
         self, path: str | Path, every: int, keep: int, model: DistributedModel | None, optimizer: Any,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoint.agree import come_together
+from weft.checkpoint.agree import check_same_call
 from weft.checkpoint.names import check_path, check_tag
 from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
@@ -99,7 +99,7 @@ def save_checkpoint(
     def make() -> Part:
         part = Part()
         first = session.position("rdp") == session.position("tp") == 0
-        # what ranks put together, the first of them saves
+        # what ranks have gathered, the first of them saves
         kept = part if first or (shared and session.position("tp") == 0) else Part()
         if model is not None and (first or sharded or cut):
             named_state.add_model(part if first else Part(), session, model)
@@ -112,7 +112,7 @@ def save_checkpoint(
         return part
 
     if sharded or cut:  # putting tensors together must not wait for a rank that does not come
-        come_together(session, "save_checkpoint", tag)
+        check_same_call(session, "save_checkpoint", tag)
     return run(session, request, make, Storage(stage, write_shard))
 
 

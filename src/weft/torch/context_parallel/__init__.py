@@ -2,7 +2,7 @@
 
 Inside of a layer tensors are PyTorch's ``DTensor``, cut along their positions: the model's own code sees whole shapes,
 and each rank computes its positions. Attention gets the keys and values of all. What comes out of a layer looks whole,
-and stays in parts up to the next one where it can. Weights are whole on every rank, or cut over others. ``find`` tries
+and stays sharded up to the next one where it can. Weights are whole on every rank, or cut over others. ``find`` tries
 out which layers can do so, ``cut_sequences`` lets them.
 """
 

@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import redistributes, take_plain_for_whole, version
+from weft.torch.pytorch.private import redistributes, take_plain_as_replicated, version
 from weft.torch.tensor_parallel.functions import answer, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.rules import shard_of
-from weft.torch.tensor_parallel.shard_group import ShardGroup, team_of
+from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.nested import replace
 
-from .exchange import can_cut, cut, in_parts, like
-from .mesh_2d import let_both
+from .exchange import can_cut, cut, like, sharded
+from .mesh_2d import put_on_mesh_2d
 from .multihead import attend
 from .regions import Sequences
-from .rules import Positions, whole
+from .rules import Positions, gathered
 from .weights import ContextGroup, used
-from .zigzag import deals
+from .zigzag import register_zigzag
 
 
 def sequence_in(args: Any, kwargs: Any) -> Tensor | None:
-    """What a module gets as sequences: the first of its arguments with samples, positions and features."""
+    """The sequences in a module's arguments: the first one with samples, positions and features. None without one."""
     return next(
         (each for each in _tensors(args, kwargs) if each.ndim >= 3 and each.is_floating_point()), None
     )
@@ -47,18 +47,18 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
             waiting[:0] = thing
 
 
-def with_part(args: Any, kwargs: Any, given: Tensor, part: Tensor) -> Any:
+def with_shard(args: Any, kwargs: Any, given: Tensor, shard: Tensor) -> Any:
     """The arguments with the part in the place of what a module gets as sequences; all others are whole."""
-    return replaced((args, kwargs), lambda each: part if each is given else plain(each))
+    return replaced((args, kwargs), lambda each: shard if each is given else plain(each))
 
 
 class Region:
     """Stands for a module's ``forward``: what goes in is cut, what comes out is whole, or looks so.
 
-    ``keeps``: whether what comes out stays in parts until somebody needs the whole; the next region takes the parts.
+    ``keeps``: whether what comes out stays sharded until somebody needs the whole; the next region takes the parts.
     ``active``: whether the ranks run the same step now, so that they may meet; elsewhere the module computes whole.
     ``unit``: whether the module is called between units, so that what it leaves in objects (keys and values in a cache)
-    is put together where somebody uses it; else this is done at once.
+    is all-gathered where somebody uses it; else this is done at once.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class Region:
         ):
             return forward(*args, **kwargs)
         shard_group = self.shard_group.for_length(given.shape[self.dim])
-        part = cut(given, self.dim, shard_group) if (own := self._part(given, shard_group)) is None else own
-        before = written(part)
-        args, kwargs = with_part(args, kwargs, given, part)
+        shard = cut(given, self.dim, shard_group) if (own := self._shard(given, shard_group)) is None else own
+        before = written(shard)
+        args, kwargs = with_shard(args, kwargs, given, shard)
         result = forward(*args, **kwargs)
-        if before != written(part):
+        if before != written(shard):
             raise UsageError(
                 f"{type(self.module).__name__} has written into a part of what it got, which its caller does not see: "
                 "let it write into a copy, x.clone()"
             )
         if not (self.unit and inside_unit()):
-            make_whole(args, kwargs, shard_group)
+            make_full(args, kwargs, shard_group)
         return replace(result, lambda each: self._left(each, shard_group), attributes=False)
 
-    def _part(self, given: Tensor, shard_group: ShardGroup) -> DTensor | None:
-        """What another region has left in parts, if these are the ones."""
+    def _shard(self, given: Tensor, shard_group: ShardGroup) -> DTensor | None:
+        """The shard that another region has left, if this tensor is one and still fits."""
         if (
             not isinstance(given, ShardedActivation)
             or given.shard_group is not shard_group
@@ -108,15 +108,15 @@ class Region:
         ):
             return None
         total = given.shape[self.dim]
-        if given.along != self.dim or given.places != shard_group.places(total):
+        if given.along != self.dim or given.positions != shard_group.positions(total):
             return None
-        return in_parts(given.part, self.dim, total, shard_group)
+        return sharded(given.shard, self.dim, total, shard_group)
 
     def _left(self, result: Tensor, shard_group: ShardGroup) -> Tensor:
-        if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_parts(result)) > 1:
-            return whole(result, shard_group)
+        if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_shards(result)) > 1:
+            return gathered(result, shard_group)
         assert isinstance(result, DTensor)
-        return spread(result.to_local(), shard_group, self.dim, shard_group.places(result.shape[self.dim]))
+        return spread(result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)
@@ -132,20 +132,20 @@ class Region:
         return copied
 
 
-def _parts(tensor: Tensor) -> tuple[Any, ...]:
+def _shards(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.placements if isinstance(tensor, DTensor) else ()
 
 
-def written(part: DTensor) -> tuple[int, int]:
+def written(shard: DTensor) -> tuple[int, int]:
     """Numbers that change when somebody writes into the part."""
-    return version(part), version(part.to_local())
+    return version(shard), version(shard.to_local())
 
 
-def make_whole(args: Any, kwargs: Any, shard_group: ShardGroup) -> None:
-    """Gather what objects among a module's arguments hold in parts after its call, keys and values say."""
+def make_full(args: Any, kwargs: Any, shard_group: ShardGroup) -> None:
+    """Gather what objects among a module's arguments hold as shards after its call, keys and values say."""
     for thing in (*args, *kwargs.values()):
         if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
-            replace(thing, lambda tensor: whole(tensor, shard_group))
+            replace(thing, lambda tensor: gathered(tensor, shard_group))
 
 
 class OnPositions:
@@ -161,7 +161,7 @@ class OnPositions:
         if isinstance(module, nn.MultiheadAttention):
             return attend(module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
-        shard_group = team_of(given) or self.shard_group
+        shard_group = shard_group_of(given) or self.shard_group
         weight, bias = (used(each, shard_group) for each in (module.weight, module.bias))
         return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, shard_group)
 
@@ -208,27 +208,27 @@ def cut_sequences(
     missing = sorted(sequences.regions.keys() - modules.keys())
     if missing:
         raise UsageError(f"these parts of sequences do not belong to this model: it has no {missing[0]}")
-    regions = {name: dim for name, dim in sequences.regions.items() if not _is_region(modules[name])}
+    regions = {
+        name: dim
+        for name, dim in sequences.regions.items()
+        if not isinstance(modules[name].__dict__.get("forward"), Region)
+    }
     if not regions:
         return None
-    take_plain_for_whole()
+    take_plain_as_replicated()
     shard_group = ContextGroup.of(group, rank, sequences.size, device)
     assert isinstance(shard_group, ContextGroup)
     if sequences.balanced and redistributes:
-        shard_group.deal()
+        shard_group.use_zigzag()
     for order in shard_group.orders():
         answer(Positions(order))
         if order.balanced:
-            deals(order)
+            register_zigzag(order)
     if ranks is not None:
-        shard_group.further = let_both([modules[name] for name in regions], shard_group.orders(), ranks)
+        shard_group.further = put_on_mesh_2d([modules[name] for name in regions], shard_group.orders(), ranks)
     for name, dim in regions.items():
         placeholder(modules[name], shard_group)
         modules[name].__dict__["forward"] = Region(
             modules[name], dim, name in sequences.kept, shard_group, active, name in units
         )
     return shard_group
-
-
-def _is_region(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("forward"), Region)

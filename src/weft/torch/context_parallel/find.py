@@ -1,4 +1,4 @@
-"""Which modules can compute on parts of sequences, found by running the model as the first of ranks that are not there.
+"""Modules that can compute on sharded sequences, found by running the model as the first of ranks that are not there.
 
 Candidates are the layers of the model. Each gets the positions of the first rank. Inside, every function on a tensor in
 parts is watched: what fails, needs messages that no rule of weft sends, or loses the parts is a conflict. Then the
@@ -23,30 +23,30 @@ from weft.torch.pytorch.private import (
     imagined_mesh,
     is_compiled,
     redistributes,
-    take_plain_for_whole,
+    take_plain_as_replicated,
 )
 from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
-from weft.torch.tensor_parallel.rules import Unsplittable, parts_in, shard_of
+from weft.torch.tensor_parallel.rules import Unsplittable, shard_of, shards_in
 from weft.torch.tensor_parallel.search_trial import Collectives, Stop
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
 from weft.torch.tensor_parallel.sharded_activations import watch
 from weft.torch.tensor_parallel.splits import pattern
 from weft.torch.tensors.nested import replace, tensors_in
 
-from .apply import make_whole, placeholder, sequence_in, with_part, written
+from .apply import make_full, placeholder, sequence_in, with_shard, written
 from .exchange import can_cut, cut
 from .regions import BALANCED, Sequences
-from .rules import PRODUCTS, Positions, is_causal, whole
+from .rules import PRODUCTS, Positions, gathered, is_causal
 from .weights import ContextGroup
-from .zigzag import can_deal, deals
+from .zigzag import fits_zigzag, register_zigzag
 
 
 def find(
     model: nn.Module, run: Callable[[], Any], size: int, apart: Mapping[str, str] = MappingProxyType({})
 ) -> Sequences:
-    """Which modules of ``model`` can compute on parts of sequences over ``size`` ranks.
+    """The modules of ``model`` that can compute on sharded sequences over ``size`` ranks.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
     random numbers.
@@ -61,7 +61,7 @@ def find(
         UsageError: This PyTorch cannot imagine ranks.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    take_plain_for_whole()
+    take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
@@ -83,20 +83,20 @@ def _once(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> bool:
 
 
 def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
-    """``BALANCED``, if positions may be dealt from both ends; else why not."""
+    """``BALANCED``, if positions may be in zigzag blocks; else why not."""
     if not watcher.causal:
         return "there is no causal attention"
     if not redistributes:
         return f"PyTorch {torch.__version__} cannot be told another order"
     size = watcher.shard_group.size
-    if not all(can_deal(length, size) for length in trial.lengths):
+    if not all(fits_zigzag(length, size) for length in trial.lengths):
         return BALANCED  # where lengths allow it
-    again, dealing = (
+    again, balanced_trial = (
         trial.again(),
         Watcher(ContextGroup(watcher.shard_group.mesh, None, 0, size, balanced=True)),
     )
-    deals(dealing.shard_group)
-    _once(again, run, dealing)
+    register_zigzag(balanced_trial.shard_group)
+    _once(again, run, balanced_trial)
     return next((f"{name}: {reason}" for name, reason in again.reasons.items()), BALANCED)
 
 
@@ -105,7 +105,7 @@ class Conflict(BaseException):
 
 
 class Trial:
-    """Which modules are tried, and what has come of it.
+    """The modules that are tried, and what has come of it.
 
     Attributes:
         whole: Modules that stay whole, and why.
@@ -129,7 +129,8 @@ class Trial:
         return other
 
     def _kind(self, name: str) -> Any:
-        """What modules have in common that share a fate: their name but for numbers of layers, and what is in them."""
+        """The kind of a module; modules of one kind share a fate: their name but for numbers of layers, and what is
+        in them."""
         inside = [(own, type(each)) for own, each in self.model.get_submodule(name).named_modules()]
         return pattern(f"{name}."), inside
 
@@ -155,7 +156,9 @@ class Trial:
                 raise
             name = [*self._called][-1]
             try:
-                self.conflict(name, 1, [], f"with what it computes in parts the model fails: {error!r}"[:300])
+                self.conflict(
+                    name, 1, [], f"with what it computes on shards the model fails: {error!r}"[:300]
+                )
             except Stop:
                 return True
         finally:
@@ -263,15 +266,15 @@ class Attempt:
             self.trial.conflict(self.name, self.at, dims, reason)
         assert given is not None
         try:
-            result = self._in_parts(args, kwargs, given.detach().requires_grad_(), given, dims[self.at])
+            result = self._on_shard(args, kwargs, given.detach().requires_grad_(), given, dims[self.at])
         except Conflict as conflict:
             self.trial.conflict(self.name, self.at, dims, str(conflict))
         self.trial.lengths.add(given.shape[dims[self.at]])
         self.trial.note(self.name, dims[self.at], self.watcher.attends)
         return result
 
-    def _in_parts(self, args: Any, kwargs: Any, leaf: Tensor, given: Tensor, dim: int) -> Any:
-        """What the module gives for the first rank's positions.
+    def _on_shard(self, args: Any, kwargs: Any, leaf: Tensor, given: Tensor, dim: int) -> Any:
+        """The module's result for the first rank's positions.
 
         Raises:
             Conflict: It cannot be computed so.
@@ -282,33 +285,33 @@ class Attempt:
         inside = self.module.__dict__.get("forward")
         if type(inside).__name__ == "OnPositions":
             forward = inside
-        part = cut(leaf, dim, watcher.shard_group)
-        before = written(part)
-        args, kwargs = with_part(args, kwargs, given, part)
+        shard = cut(leaf, dim, watcher.shard_group)
+        before = written(shard)
+        args, kwargs = with_shard(args, kwargs, given, shard)
         try:
             result = forward(*args, **kwargs)
         except FATAL:
             raise
         except Exception as error:
             raise Conflict(f"with parts of sequences it fails: {error!r}"[:300]) from error
-        if before != written(part):
+        if before != written(shard):
             raise Conflict("it writes into what it gets")
-        parts = [each for each in tensors_in(result) if isinstance(each, DTensor)]
+        shards = [each for each in tensors_in(result) if isinstance(each, DTensor)]
         if not watcher.products:
             raise Conflict("it has no products of matrices")
-        if not parts:
-            raise Conflict("nothing that it returns is in parts")
+        if not shards:
+            raise Conflict("nothing that it returns is sharded")
         if any(
             isinstance(each, DTensor) for module in self.module.modules() for each in vars(module).values()
         ):
             raise Conflict("it keeps a tensor in an attribute")
-        make_whole(args, kwargs, watcher.shard_group)
-        watcher.check_backward(self.module, parts, leaf)
-        return replace(result, lambda each: whole(each, watcher.shard_group), attributes=False)
+        make_full(args, kwargs, watcher.shard_group)
+        watcher.check_backward(self.module, shards, leaf)
+        return replace(result, lambda each: gathered(each, watcher.shard_group), attributes=False)
 
 
 class Watcher(Positions):
-    """Watches functions on tensors in parts during a trial.
+    """Watches functions on sharded tensors during a trial.
 
     Attributes:
         products: How many products of matrices there were.
@@ -328,7 +331,7 @@ class Watcher(Positions):
         self.causal |= func is F.scaled_dot_product_attention and is_causal(args, kwargs)
         before = self.collectives.count
         try:
-            result = self.in_parts(func, types, args, kwargs)
+            result = self.on_shards(func, types, args, kwargs)
         except FATAL:
             raise
         except Unsplittable as reason:
@@ -337,7 +340,7 @@ class Watcher(Positions):
             raise Conflict(f"{name_of(func)} takes whole sequences") from reason
         if self._backwards:
             return result
-        cut_before = any(shard_of(each) is not None for each in parts_in(args, kwargs))
+        cut_before = any(shard_of(each) is not None for each in shards_in(args, kwargs))
         made = [each.placements[0] for each in tensors_in(result) if isinstance(each, DTensor)]
         lost = any(
             each.is_partial() or (each.is_replicate() and func not in LIKE and cut_before) for each in made
@@ -362,6 +365,6 @@ class Watcher(Positions):
         except FATAL:
             raise
         except Exception as error:
-            raise Conflict(f"gradients fail in parts: {error!r}"[:300]) from error
+            raise Conflict(f"gradients of shards fail: {error!r}"[:300]) from error
         finally:
             self._backwards = False

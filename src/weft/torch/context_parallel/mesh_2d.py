@@ -1,7 +1,7 @@
 """Layers whose weights are cut over some ranks, and whose sequences over others: this rank's heads of its positions.
 
-Inside of such a layer there are two kinds of tensors. Most are in parts along their positions only. Between two linears
-that are cut, tensors are in parts along heads or features as well: a ``DTensor`` on a mesh with both axes, positions
+Inside of such a layer there are two kinds of tensors. Most are sharded along their positions only. Between two linears
+that are cut, tensors are sharded along heads or features as well: a ``DTensor`` on a mesh with both axes, positions
 first.
 
         positions          positions and heads                          positions
@@ -26,63 +26,66 @@ from weft.torch.tensor_parallel.cuts import Cut, joined
 from weft.torch.tensor_parallel.functions import answer, name_of, replaced
 from weft.torch.tensor_parallel.linears import is_transposed
 from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
-from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, team_of
-from weft.torch.tensor_parallel.sharded_activations import Together, plain
+from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
+from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 from . import rules
 from .exchange import like
 from .rules import OWN, Positions, attention, dropout, norm, product
 from .weights import ContextGroup
-from .zigzag import deals
+from .zigzag import register_zigzag
 
 
 class TensorAndContext(ContextGroup):
     """The ranks that share sequences, for tensors of which other ranks have the other heads.
 
     Attributes:
-        sharers: The same ranks, for tensors with all heads.
+        context_group: The same ranks, for tensors with all heads.
         heads: The ranks that split weights.
     """
 
-    def __init__(self, sharers: ContextGroup, heads: ShardGroup, ranks: Tensor) -> None:
+    def __init__(self, context_group: ContextGroup, heads: ShardGroup, ranks: Tensor) -> None:
         """``ranks``: all of them, those that split weights in a row."""
         mesh = DeviceMesh.from_group(
-            [sharers.group, heads.group],
-            sharers.mesh.device_type,
+            [context_group.group, heads.group],
+            context_group.mesh.device_type,
             ranks,
             mesh_dim_names=(new_name(), new_name()),
         )
-        super().__init__(mesh, sharers.group, sharers.rank, sharers.size, sharers.parts, sharers.balanced)
-        self.sharers, self.heads = sharers, heads
-        self.record, self.agree, self.waits = sharers.record, sharers.agree, sharers.waits
+        of = context_group
+        super().__init__(mesh, of.group, of.rank, of.size, of.collectives, of.balanced)
+        self.context_group, self.heads = context_group, heads
+        self.record, self.agree, self.waits = context_group.record, context_group.agree, context_group.waits
 
     @property
     def seat(self) -> int:
         """A number of this rank's own among all that have parts of the tensor."""
         return self.rank * self.heads.size + self.heads.rank
 
-    def uses(self, whole: Tensor) -> Tensor:
-        return self.sharers.uses(enter(whole, self.heads))
+    def uses(self, full: Tensor) -> Tensor:
+        return self.context_group.uses(enter(full, self.heads))
 
     def along_positions(self, tensor: DTensor) -> DTensor:
         blocks = getattr(tensor, BLOCKS)
         local, heads = tensor.to_local(), tensor.placements[1]
         if blocks is not None:
-            parts = Together.apply(local, self.heads, local.ndim - 1, _behind(local.shape[-1], self.heads))
-            how = Cut(local.ndim - 1, blocks, tuple(parts.shape))
-            local = joined(parts.chunk(self.heads.size, -1), how)
+            shards = AllGathered.apply(
+                local, self.heads, local.ndim - 1, _behind(local.shape[-1], self.heads)
+            )
+            how = Cut(local.ndim - 1, blocks, tuple(shards.shape))
+            local = joined(shards.chunk(self.heads.size, -1), how)
         elif heads.is_shard() or hasattr(heads, "split_factor"):
             times = getattr(heads, "split_factor", 1)  # samples and heads seen as one dimension
-            places = _behind(local.shape[_dim(heads)] // times, self.heads).repeated(times)
-            local = Together.apply(local, self.heads, _dim(heads), places)
+            positions = _behind(local.shape[_dim(heads)] // times, self.heads).repeated(times)
+            local = AllGathered.apply(local, self.heads, _dim(heads), positions)
         elif heads.is_partial():
             local = leave(local.clone(), self.heads)
-        return like(local, tensor, self.sharers)
+        return like(local, tensor, self.context_group)
 
     def with_heads(self, local: Tensor, given: DTensor, back: int) -> DTensor:
         """The ranks' tensors as one: positions as ``given`` has them, heads along dim ``-back``."""
@@ -93,8 +96,8 @@ class TensorAndContext(ContextGroup):
         )
 
 
-def _behind(size: int, shard_group: ShardGroup) -> Places:
-    return Places.behind([size] * shard_group.size)
+def _behind(size: int, shard_group: ShardGroup) -> ShardPositions:
+    return ShardPositions.contiguous([size] * shard_group.size)
 
 
 def _dim(placement: Any) -> int:
@@ -102,7 +105,7 @@ def _dim(placement: Any) -> int:
 
 
 def _wrapped(local: Tensor, placements: Any, sizes: dict[int, int], shard_group: TensorAndContext) -> DTensor:
-    """A ``DTensor`` of what this rank has. ``sizes``: how large dims in parts are; that of heads follows."""
+    """A ``DTensor`` of what this rank has. ``sizes``: how large sharded dims are; that of heads follows."""
     shape = list(local.shape)
     for dim, size in sizes.items():
         shape[dim] = size
@@ -113,29 +116,29 @@ def _wrapped(local: Tensor, placements: Any, sizes: dict[int, int], shard_group:
     )
 
 
-class OnBoth:
-    """Stands for the ``forward`` of a linear whose weight is cut, where it may get positions in parts."""
+class OnMesh2D:
+    """Stands for the ``forward`` of a linear whose weight is cut, where it may get sharded positions."""
 
-    def __init__(self, split: SplitLinear, both: dict[str, TensorAndContext]) -> None:
-        """``both``: by the name of the ranks that share sequences, in each order."""
-        self.split, self.both = split, both
+    def __init__(self, split: SplitLinear, groups: dict[str, TensorAndContext]) -> None:
+        """``groups``: by the name of the ranks that share sequences, in each order."""
+        self.split, self.groups = split, groups
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = next(iter((*args, *kwargs.values())), None)
-        shard_group = team_of(given) if isinstance(given, DTensor) else None
+        shard_group = shard_group_of(given) if isinstance(given, DTensor) else None
         if not isinstance(shard_group, ContextGroup) or not isinstance(given, DTensor):
             return self.split(*args, **kwargs)
-        if self.split.linear.kind == COLUMN and shard_group.name in self.both:
-            return self._column(given, self.both[shard_group.name])
+        if self.split.linear.kind == COLUMN and shard_group.name in self.groups:
+            return self._column(given, self.groups[shard_group.name])
         if self.split.linear.kind == ROW:
             return self._row(
                 given,
-                shard_group if isinstance(shard_group, TensorAndContext) else self.both[shard_group.name],
+                shard_group if isinstance(shard_group, TensorAndContext) else self.groups[shard_group.name],
             )
         raise Unsplittable("is cut in another way than a linear")
 
     def _product(self, local: Tensor, shard_group: TensorAndContext, bias: Tensor | None) -> Tensor:
-        weight = shard_group.sharers.uses(own(self.split.module, "weight"))
+        weight = shard_group.context_group.uses(own(self.split.module, "weight"))
         return F.linear(local, weight.t() if is_transposed(self.split.module) else weight, bias)
 
     def _column(self, given: DTensor, shard_group: TensorAndContext) -> DTensor:
@@ -147,28 +150,32 @@ class OnBoth:
             given._weft_entered = known  # type: ignore[attr-defined]
         entered = known[1]
         bias = own(self.split.module, "bias")
-        local = self._product(entered, shard_group, None if bias is None else shard_group.sharers.uses(bias))
+        local = self._product(
+            entered, shard_group, None if bias is None else shard_group.context_group.uses(bias)
+        )
         result = shard_group.with_heads(local, given, 1)
         if len(self.split.linear.blocks) > 1:
             setattr(result, BLOCKS, self.split.linear.blocks)
         return result
 
     def _row(self, given: DTensor, shard_group: TensorAndContext) -> DTensor:
-        if isinstance(team_of(given), TensorAndContext):
+        if isinstance(shard_group_of(given), TensorAndContext):
             if not (getattr(given, BLOCKS) is None and given.placements[1].is_shard(given.ndim - 1)):
                 raise Unsplittable("gets other features than its own")
             local = given.to_local()
         else:
-            part = given.shape[-1] // shard_group.heads.size
-            local = enter(given.to_local(), shard_group.heads).narrow(-1, shard_group.heads.rank * part, part)
+            shard = given.shape[-1] // shard_group.heads.size
+            local = enter(given.to_local(), shard_group.heads).narrow(
+                -1, shard_group.heads.rank * shard, shard
+            )
         result = leave(self._product(local, shard_group, None), shard_group.heads)
         bias = own(self.split.module, "bias")
         if bias is not None:
-            result = result + shard_group.sharers.uses(bias).to(result.dtype)
-        return like(result, given, shard_group.sharers)
+            result = result + shard_group.context_group.uses(bias).to(result.dtype)
+        return like(result, given, shard_group.context_group)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OnBoth:
-        copied = memo[id(self)] = OnBoth(self.split.__deepcopy__(memo), self.both)
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnMesh2D:
+        copied = memo[id(self)] = OnMesh2D(self.split.__deepcopy__(memo), self.groups)
         return copied
 
 
@@ -200,7 +207,7 @@ def own_attention(shard_group: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if back < 3:
         raise Unsplittable("needs whole heads")
     if isinstance(mask, DTensor):
-        raise Unsplittable("has a mask in parts")
+        raise Unsplittable("has a sharded mask")
     if mask is not None:
         if mask.requires_grad:
             raise Unsplittable("has a mask with a gradient")
@@ -235,7 +242,7 @@ def own_norm(shard_group: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def apart(shard_group: TensorAndContext, func: Any, args: Any, kwargs: Any) -> Any:
-    """Functions on the result of a fused projection: as without positions in parts, on those of this rank."""
+    """Functions on the result of a fused projection: as without sharded positions, on those of this rank."""
     given, *rest = args
     position, local = (
         _dim(given.placements[0]),
@@ -261,12 +268,8 @@ def apart(shard_group: TensorAndContext, func: Any, args: Any, kwargs: Any) -> A
     return replace(result, both, attributes=False)
 
 
-def _last(tensor: DTensor) -> bool:
-    return tensor.placements[1].is_shard(tensor.ndim - 1)
-
-
 class HeadsAndPositions(Positions):
-    """Answers for tensors in parts along both."""
+    """Answers for sharded tensors along both."""
 
     rules = {
         **{func: rule for func, rule in OWN.items() if rule in (dropout, rules.joined)},
@@ -278,10 +281,10 @@ class HeadsAndPositions(Positions):
     def taken(self, tensor: Tensor) -> Tensor:
         return plain(tensor)
 
-    def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert isinstance(self.shard_group, TensorAndContext)
         found = [each for each in (*args, *kwargs.values()) if isinstance(each, DTensor)]
-        if any(team_of(each) is not self.shard_group for each in found):
+        if any(shard_group_of(each) is not self.shard_group for each in found):
             raise Unsplittable("has operands in different parts")
         if any(getattr(each, BLOCKS) is not None for each in found):
             return apart(self.shard_group, func, args, kwargs)
@@ -290,11 +293,15 @@ class HeadsAndPositions(Positions):
         plain = [
             each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.requires_grad
         ]
-        if len(plain) > len(found) and func not in self.rules and any(_last(each) for each in found):
+        if (
+            len(plain) > len(found)
+            and func not in self.rules
+            and any(each.placements[1].is_shard(each.ndim - 1) for each in found)
+        ):
             raise Unsplittable("takes weights for each feature")
-        return super().in_parts(func, types, args, kwargs)
+        return super().on_shards(func, types, args, kwargs)
 
-    def with_whole(self, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
+    def on_full_tensors(self, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
         """First all heads of this rank's positions: then others answer."""
         assert isinstance(self.shard_group, TensorAndContext)
         shard_group = self.shard_group
@@ -307,7 +314,7 @@ class HeadsAndPositions(Positions):
             (args, kwargs),
             lambda each: (
                 shard_group.along_positions(each)
-                if isinstance(each, DTensor) and team_of(each) is shard_group
+                if isinstance(each, DTensor) and shard_group_of(each) is shard_group
                 else each
             ),
         )
@@ -317,7 +324,7 @@ class HeadsAndPositions(Positions):
         if not tensor.requires_grad or isinstance(tensor, DTensor):
             return tensor
         if not isinstance(tensor, nn.Parameter) or tensor.ndim != 1:
-            raise Unsplittable("takes a whole tensor with a gradient")
+            raise Unsplittable("takes a full tensor with a gradient")
         both = [Replicate(), Replicate()]
         return DTensor.from_local(
             self.shard_group.uses(tensor),
@@ -328,8 +335,8 @@ class HeadsAndPositions(Positions):
         )
 
 
-def let_both(roots: list[nn.Module], orders: list[ContextGroup], ranks: Tensor) -> list[ContextGroup]:
-    """Let linears in ``roots`` whose weights are cut take positions in parts, in these orders; who answers for them."""
+def put_on_mesh_2d(roots: list[nn.Module], orders: list[ContextGroup], ranks: Tensor) -> list[ContextGroup]:
+    """Let linears in ``roots`` whose weights are cut take sharded positions, in these orders; who answers for them."""
     split = [
         (module, module.__dict__["forward"])
         for root in roots
@@ -338,11 +345,11 @@ def let_both(roots: list[nn.Module], orders: list[ContextGroup], ranks: Tensor) 
     ]
     if not split:
         return []
-    both = {order.name: TensorAndContext(order, split[0][1].shard_group, ranks) for order in orders}
-    for shard_group in both.values():
+    groups = {order.name: TensorAndContext(order, split[0][1].shard_group, ranks) for order in orders}
+    for shard_group in groups.values():
         answer(HeadsAndPositions(shard_group))
         if shard_group.balanced:
-            deals(shard_group)
+            register_zigzag(shard_group)
     for module, stands in split:
-        module.__dict__["forward"] = OnBoth(stands, both)
-    return [*both.values()]
+        module.__dict__["forward"] = OnMesh2D(stands, groups)
+    return [*groups.values()]

@@ -22,7 +22,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the module's ``forward`` does, with the same arguments and results.
+    """The result of the module's ``forward``, with the same arguments.
 
     Raises:
         Unsplittable: The module adds keys of its own, or has no samples.

@@ -1,4 +1,4 @@
-"""Which modules compute on parts of sequences, and which on whole ones and why: a value, and its text."""
+"""Modules that compute on sharded sequences, those that need full ones and why: a value, and its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True)
 class Sequences:
-    """What :func:`find` found.
+    """The result of :func:`find`.
 
     Attributes:
         size: Over how many ranks.
@@ -22,7 +22,7 @@ class Sequences:
             a module gets.
         whole: Modules that were tried and stay whole, and why.
         order: ``BALANCED``, if ranks have positions from both ends of a sequence; else why each has one block.
-        kept: The modules whose results stay in parts until somebody needs the whole.
+        kept: The modules whose results stay sharded until somebody needs the whole.
         notes: What becomes of the modules' results.
     """
 
@@ -47,7 +47,7 @@ class Sequences:
 
     @classmethod
     def from_record(cls, record: Any) -> Sequences:
-        """What :meth:`to_record` gave.
+        """The value that :meth:`to_record` gave.
 
         Raises:
             FormatError: The record is none of those.

@@ -1,4 +1,4 @@
-"""What functions do with sequences of which each rank has some positions: weft's own rules, then PyTorch's.
+"""Rules of functions on sequences of which each rank has some positions: weft's own, then PyTorch's.
 
 A rule computes this rank's positions from them alone, or from the keys and values of all. What no rule knows is done
 with the whole.
@@ -21,7 +21,7 @@ from weft.torch.tensor_parallel.rules import (
     RULES,
     Rule,
     Unsplittable,
-    as_whole,
+    as_full_tensor,
     concatenated,
     drawn,
     draws,
@@ -30,28 +30,28 @@ from weft.torch.tensor_parallel.rules import (
     statistics,
     stream_of_part,
 )
-from weft.torch.tensor_parallel.shard_group import ShardGroup, team_of
+from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import plain
 
-from .exchange import KeptInParts, gather, in_parts, like, own, share
-from .weights import ContextGroup, used, used_as_whole
+from .exchange import KeptSharded, gather, like, own, sharded, share
+from .weights import ContextGroup, used, used_replicated
 from .zigzag import check_blocks
 
 
-def whole(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
+def gathered(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """A plain tensor with what the ranks hold together, for what every one of them computes alike."""
-    owner = team_of(tensor) if isinstance(tensor, DTensor) else None
+    owner = shard_group_of(tensor) if isinstance(tensor, DTensor) else None
     if isinstance(owner, ContextGroup) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
-        owner = team_of(tensor)
+        owner = shard_group_of(tensor)
     ours = owner is None or owner is shard_group or isinstance(owner, ContextGroup)  # the others have heads
     if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
         return gather(tensor, owner or shard_group)
-    return as_whole(tensor)
+    return as_full_tensor(tensor)
 
 
 def _from_back(tensor: Any) -> int:
-    """The dimension that is in parts, counted from the last, which is 1; 0 if the tensor is whole."""
+    """The dimension that is sharded, counted from the last, which is 1; 0 if the tensor is whole."""
     dim = shard_of(tensor)
     if dim is None and isinstance(tensor, DTensor):
         raise Unsplittable("sees samples and positions as one dimension")
@@ -59,7 +59,7 @@ def _from_back(tensor: Any) -> int:
 
 
 def _dims_after(tensor: Any) -> int:
-    """How many dimensions come after the one in parts, which may be samples and positions as one."""
+    """The number of dimensions after the sharded one, which may be samples and positions as one."""
     dim = getattr(tensor.placements[0], "dim", None) if isinstance(tensor, DTensor) else None
     if dim is None:
         raise Unsplittable("takes whole sequences")
@@ -119,12 +119,12 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     assert isinstance(query, DTensor)
     local, given_key, given_value = query.to_local(), key, value
     key, value = _for_all(key, shard_group), _for_all(value, shard_group)
-    kept = KeptInParts(shard_group, (given_key, key), (given_value, value))
+    kept = KeptSharded(shard_group, (given_key, key), (given_value, value))
     if mask is not None:
         mask = _rows(mask, total, shard_group)
     with kept, stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
         if causal and mask is None:
-            spans = shard_group.places(total).spans[shard_group.rank]
+            spans = shard_group.positions(total).spans[shard_group.rank]
             pieces = local.split([count for _, count in spans], -2)
             found = [
                 _causal(func, piece, key, value, first, given)
@@ -170,16 +170,14 @@ def product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     if a == 2 and b < 3:
         result = func(first.to_local(), _for_all(second, shard_group))
         same = result.ndim == first.ndim
-        return (
-            like(result, first, shard_group) if same else in_parts(result, -2, first.shape[-2], shard_group)
-        )
+        return like(result, first, shard_group) if same else sharded(result, -2, first.shape[-2], shard_group)
     if a == 0 and b == 1:
-        return in_parts(func(used(first, shard_group), second.to_local()), -1, second.shape[-1], shard_group)
+        return sharded(func(used(first, shard_group), second.to_local()), -1, second.shape[-1], shard_group)
     if a > 2 and b in (0, a):  # matrices for each position
         second = second.to_local() if b else used(second, shard_group)
         if second.ndim >= a and not b and second.shape[-a] == first.shape[-a] != 1:
             second = own(second, -a, shard_group)
-        return in_parts(func(first.to_local(), second), -a, first.shape[-a], shard_group)
+        return sharded(func(first.to_local(), second), -a, first.shape[-a], shard_group)
     raise Unsplittable("sums over positions")
 
 
@@ -191,7 +189,7 @@ def added_product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) ->
         raise Unsplittable("sums over positions")
     total = first.shape[-2]
     result = func(_rows(added, total, shard_group), first.to_local(), _for_all(second, shard_group), **given)
-    return in_parts(result, -2, total, shard_group)
+    return sharded(result, -2, total, shard_group)
 
 
 def joined(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
@@ -210,7 +208,7 @@ def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     rest = [*args[1:], *(value for name, value in kwargs.items() if name != "input")]
     _dims_after(given)
     if any(isinstance(each, (Tensor, torch.Generator)) for each in rest):
-        raise Unsplittable("draws random numbers for a tensor in parts")
+        raise Unsplittable("draws random numbers for a sharded tensor")
     assert isinstance(given, DTensor)
     local = given.to_local()
     with stream_of_part(shard_group, draws(func, args, kwargs)):
@@ -246,40 +244,40 @@ class Positions(Functions):
 
     rules = OWN
 
-    def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         balanced = isinstance(self.shard_group, ContextGroup) and self.shard_group.balanced
         if balanced and func in _BY_NEIGHBOURS:
             raise Unsplittable("takes whole sequences")
-        result = super().in_parts(func, types, args, kwargs)
+        result = super().on_shards(func, types, args, kwargs)
         if balanced and func not in METADATA:
             check_blocks(result, self.shard_group)
         return result
 
     def taken(self, tensor: Tensor) -> Tensor:
         """An argument without parts that are not along positions."""
-        owner = team_of(tensor) if isinstance(tensor, DTensor) else None
+        owner = shard_group_of(tensor) if isinstance(tensor, DTensor) else None
         if owner is None or owner is self.shard_group or not isinstance(tensor, DTensor):
             return plain(tensor)
         found = owner.along_positions(tensor) if isinstance(owner, ContextGroup) else tensor
-        return found if team_of(found) is self.shard_group else whole(found, self.shard_group)
+        return found if shard_group_of(found) is self.shard_group else gathered(found, self.shard_group)
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = replaced((args, kwargs), self.taken)
         try:
-            return self.in_parts(func, types, args, kwargs)
+            return self.on_shards(func, types, args, kwargs)
         except Unsplittable as reason:
-            return self.with_whole(func, args, kwargs, reason)
+            return self.on_full_tensors(func, args, kwargs, reason)
         except FATAL:
             raise
         except Exception as reason:
             if func in OWN:  # of this rank's positions alone, perhaps: the others would not gather
                 raise
-            return self.with_whole(func, args, kwargs, reason)
+            return self.on_full_tensors(func, args, kwargs, reason)
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        return whole(tensor, self.shard_group)
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        return gathered(tensor, self.shard_group)
 
     def wrapped(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad and not isinstance(tensor, DTensor):
-            return used_as_whole(tensor, self.shard_group)
+            return used_replicated(tensor, self.shard_group)
         return tensor

@@ -1,8 +1,8 @@
-"""Weights that positions of several ranks use: whole on each, with gradients that are added up, once a step.
+"""Weights that positions of several ranks use: whole on each, with gradients that are all-reduced, once a step.
 
-in a step         each rank adds up the gradients of its positions, over all microbatches
-at its end        the ranks' sums are added up, and become gradients as autograd makes them, with all hooks
-elsewhere         gradients that somebody asks for (``torch.autograd.grad``) are added up at once
+in a step         each rank sums the gradients of its positions, over all microbatches
+at its end        the ranks' sums are all-reduced, and become gradients as autograd makes them, with all hooks
+elsewhere         gradients that somebody asks for (``torch.autograd.grad``) are all-reduced at once
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from weft.torch.backward.autograd import accumulates, run_autograd
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, new_name
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
-from .zigzag import can_deal, dealt
+from .zigzag import fits_zigzag, zigzag
 
 BUCKET_BYTES = 25 << 20
 _TELLS = "grad_placements" in inspect.signature(DTensor.from_local).parameters
@@ -30,47 +30,53 @@ class ContextGroup(ShardGroup):
     """The ranks that share sequences.
 
     Attributes:
-        balanced: Whether positions are dealt from both ends, and not in one block for each rank.
+        balanced: Whether positions are in zigzag blocks, and not in one block for each rank.
         waits: Whether gradients of weights wait for :meth:`add_up_weights`.
-        further: The same ranks, for tensors that are in parts along heads as well.
+        further: The same ranks, for tensors that are sharded along heads as well.
     """
 
-    remedy = "ask for it in the first step, too: then it is put together behind the module that gives it"
+    remedy = "ask for it in the first step, too: then it is all-gathered behind the module that gives it"
 
     def __init__(
-        self, mesh: DeviceMesh, group: Any, rank: int, size: int, parts: Any = None, balanced: bool = False
+        self,
+        mesh: DeviceMesh,
+        group: Any,
+        rank: int,
+        size: int,
+        collectives: Any = None,
+        balanced: bool = False,
     ) -> None:
-        super().__init__(mesh, group, rank, size, parts)
+        super().__init__(mesh, group, rank, size, collectives)
         self.balanced, self.waits = balanced, False
         self.further: list[ContextGroup] = []
-        self._dealing: ContextGroup | None = None
+        self._zigzag: ContextGroup | None = None
         self._sums: dict[int, Tensor] = {}
 
-    def deal(self) -> None:
-        """From now on lengths that make blocks enough are dealt from both ends."""
+    def use_zigzag(self) -> None:
+        """From now on lengths that make enough blocks are cut in zigzag blocks."""
         mesh = DeviceMesh.from_group(self.group, self.mesh.device_type, mesh_dim_names=(new_name(),))
-        self._dealing = ContextGroup(mesh, self.group, self.rank, self.size, self.parts, True)
-        self._dealing._sums = self._sums
+        self._zigzag = ContextGroup(mesh, self.group, self.rank, self.size, self.collectives, True)
+        self._zigzag._sums = self._sums
 
     def orders(self) -> list[ContextGroup]:
         """These ranks in each order in which they take positions."""
-        return [self] if self._dealing is None else [self, self._dealing]
+        return [self] if self._zigzag is None else [self, self._zigzag]
 
     def for_length(self, total: int) -> ContextGroup:
         """These ranks in the order for sequences of so many positions."""
-        return self._dealing if self._dealing is not None and can_deal(total, self.size) else self
+        return self._zigzag if self._zigzag is not None and fits_zigzag(total, self.size) else self
 
-    def places(self, total: int) -> Places:
-        return dealt(total, self.size) if self.balanced else super().places(total)
+    def positions(self, total: int) -> ShardPositions:
+        return zigzag(total, self.size) if self.balanced else super().positions(total)
 
-    def uses(self, whole: Tensor) -> Tensor:
-        if self.waits and whole.is_leaf and whole.requires_grad and torch.is_grad_enabled():
-            result: Tensor = _Used.apply(whole, self)
+    def uses(self, full: Tensor) -> Tensor:
+        if self.waits and full.is_leaf and full.requires_grad and torch.is_grad_enabled():
+            result: Tensor = _Used.apply(full, self)
             return result
-        return enter(whole, self)
+        return enter(full, self)
 
     def along_positions(self, tensor: DTensor) -> DTensor:
-        """A tensor in parts along its positions only."""
+        """A sharded tensor along its positions only."""
         return tensor
 
     def keep(self, weight: Tensor, gradient: Tensor) -> None:
@@ -78,13 +84,13 @@ class ContextGroup(ShardGroup):
         before = self._sums.get(id(weight))
         self._sums[id(weight)] = gradient if before is None else before + gradient
 
-    def add_up_weights(self, weights: Iterable[Tensor]) -> None:
+    def all_reduce_weights(self, weights: Iterable[Tensor]) -> None:
         """Give weights the gradients of all ranks' positions; collective over these, with the same weights."""
         for bucket in _buckets([weight for weight in weights if id(weight) in self._sums]):
             sums = [self._sums.pop(id(weight)) for weight in bucket]
-            flat = self.add_up(torch.cat([each.flatten() for each in sums]))
-            parts = flat.split([each.numel() for each in sums])
-            run_autograd(bucket, [part.view(each.shape) for part, each in zip(parts, sums, strict=True)])
+            flat = self.all_reduce(torch.cat([each.flatten() for each in sums]))
+            shards = flat.split([each.numel() for each in sums])
+            run_autograd(bucket, [shard.view(each.shape) for shard, each in zip(shards, sums, strict=True)])
 
 
 def _buckets(weights: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -116,15 +122,15 @@ class _Used(torch.autograd.Function):
             ctx.shard_group.keep(ctx.weight, gradient)
             return None, None
         with torch.no_grad():
-            return ctx.shard_group.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
+            return ctx.shard_group.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
 def used(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
-    """A whole tensor, equal on all ranks, for positions of this one: the gradients of all are added up."""
+    """A full tensor, equal on all ranks, for positions of this one: the gradients of all are all-reduced."""
     return shard_group.uses(tensor)
 
 
-def used_as_whole(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
+def used_replicated(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     """The same for PyTorch's own rules, which add up by themselves what is no weight of features."""
     if not (_TELLS and isinstance(tensor, nn.Parameter) and tensor.ndim == 1):
         return DTensor.from_local(tensor, shard_group.mesh, [Replicate()], run_check=False)

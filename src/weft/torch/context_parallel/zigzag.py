@@ -1,7 +1,7 @@
-"""PyTorch's rules for tensors in parts, where each rank's positions are dealt from both ends of a sequence.
+"""PyTorch's rules for sharded tensors, where each rank's positions are in zigzag blocks of a sequence.
 
 PyTorch takes a ``DTensor``'s parts for blocks behind each other. For what it computes on parts alone that does not
-matter: it knows one from the other only where whole tensors become parts (biases, masks, rotary tables) or parts whole.
+matter: it knows one from the other only where full tensors become parts (biases, masks, rotary tables) or parts whole.
 All of that goes through one function, which weft answers for the groups that deal.
 """
 
@@ -18,29 +18,29 @@ from weft.torch.pytorch.private import redistribute_by
 from weft.torch.tensor_parallel.rules import Unsplittable
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 _shard_groups: WeakValueDictionary[str, ShardGroup] = WeakValueDictionary()
 
 
-def can_deal(total: int, ranks: int) -> bool:
+def fits_zigzag(total: int, ranks: int) -> bool:
     """True if so many positions make two equal blocks for each rank."""
     return total % (2 * ranks) == 0
 
 
-def dealt(total: int, ranks: int) -> Places:
+def zigzag(total: int, ranks: int) -> ShardPositions:
     """Positions in blocks from both ends.
 
     Raises:
         Unsplittable: There are no equal blocks.
     """
-    if not can_deal(total, ranks):
+    if not fits_zigzag(total, ranks):
         raise Unsplittable(f"sees {total} positions, which do not make {2 * ranks} blocks")
-    return Places.dealt(total, ranks)
+    return ShardPositions.zigzag(total, ranks)
 
 
-def deals(shard_group: ShardGroup) -> None:
-    """From now on whole tensors and the group's parts become each other as the group deals them."""
+def register_zigzag(shard_group: ShardGroup) -> None:
+    """From now on full tensors and the group's parts become each other as the group deals them."""
     if not _shard_groups:
         redistribute_by(_redistributed)
     _shard_groups[shard_group.name] = shard_group
@@ -54,15 +54,15 @@ def check_blocks(result: Any, shard_group: ShardGroup) -> None:
     """
     for each in tensors_in(result):
         if isinstance(each, DTensor) and not each.placements[0].is_replicate():
-            _places(each.placements[0], each.shape, shard_group)
+            _positions(each.placements[0], each.shape, shard_group)
 
 
-def _places(placement: Any, shape: Any, shard_group: ShardGroup) -> Places | None:
-    """What each rank has of the dimension that is in parts; None for sums to be added up."""
+def _positions(placement: Any, shape: Any, shard_group: ShardGroup) -> ShardPositions | None:
+    """The positions of each rank along the sharded dimension; None for partial sums."""
     if placement.is_partial():
         return None
     times = getattr(placement, "split_factor", 1)  # sequences seen as one dimension
-    return shard_group.places(shape[placement.dim] // times).repeated(times)
+    return shard_group.positions(shape[placement.dim] // times).repeated(times)
 
 
 def _redistributed(plain: Callable[..., Tensor], local: Tensor, before: Any, after: Any) -> Tensor:
@@ -71,30 +71,30 @@ def _redistributed(plain: Callable[..., Tensor], local: Tensor, before: Any, aft
     if shard_group is None or before.placements == after.placements:
         return plain(local, before, after)
     if len(before.placements) == 2:
-        return _own_of_both(local, before, after, shard_group)
+        return _own_on_mesh_2d(local, before, after, shard_group)
     (old,), (new,) = before.placements, after.placements
     for each in (old, new):
         if not (each.is_replicate() or each.is_partial()):
-            _places(each, before.shape, shard_group)
+            _positions(each, before.shape, shard_group)
     if shard_group.group is None:  # ranks that are not there: what is sent is counted
         return plain(local, before, after)
-    whole = type(before)(before.mesh, (Replicate(),), tensor_meta=before.tensor_meta)
+    full = type(before)(before.mesh, (Replicate(),), tensor_meta=before.tensor_meta)
     if old.is_partial():
-        local = plain(local, before, whole)
+        local = plain(local, before, full)
     elif not old.is_replicate():
-        places = _places(old, before.shape, shard_group)
-        assert places is not None
-        local = places.joined(shard_group.gather(local, old.dim, places.sizes), old.dim)
+        positions = _positions(old, before.shape, shard_group)
+        assert positions is not None
+        local = positions.joined(shard_group.gather(local, old.dim, positions.sizes), old.dim)
     if new.is_partial():
-        return plain(local, whole, after)
+        return plain(local, full, after)
     if new.is_replicate():
         return local
-    places = _places(new, before.shape, shard_group)
-    assert places is not None
-    return places.own(local, new.dim, shard_group.rank).contiguous()
+    positions = _positions(new, before.shape, shard_group)
+    assert positions is not None
+    return positions.own(local, new.dim, shard_group.rank).contiguous()
 
 
-def _own_of_both(local: Tensor, before: Any, after: Any, shard_group: Any) -> Tensor:
+def _own_on_mesh_2d(local: Tensor, before: Any, after: Any, shard_group: Any) -> Tensor:
     """Of a tensor that is whole this rank's positions, and its heads, which are behind each other.
 
     Raises:
@@ -106,9 +106,9 @@ def _own_of_both(local: Tensor, before: Any, after: Any, shard_group: Any) -> Te
     ):
         raise Unsplittable("takes whole sequences, or all heads")
     if old != new:
-        places = _places(new, before.shape, shard_group)
-        assert places is not None
-        local = places.own(local, new.dim, shard_group.rank)
+        positions = _positions(new, before.shape, shard_group)
+        assert positions is not None
+        local = positions.own(local, new.dim, shard_group.rank)
     if old_heads != new_heads:
         count = local.shape[new_heads.dim] // shard_group.heads.size
         local = local.narrow(new_heads.dim, shard_group.heads.rank * count, count)

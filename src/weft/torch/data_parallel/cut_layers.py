@@ -66,7 +66,7 @@ def _cut(layers: nn.Module, x: Tensor, group: Any, along: bool) -> Callable[[], 
     """Cut the layers; what gives their input."""
     from weft.torch.tensor_parallel import Linear, Region, Splits, split  # not loaded where nobody asks
     from weft.torch.tensor_parallel.sharded_activations import spread
-    from weft.torch.tensors.shard_positions import Places
+    from weft.torch.tensors.shard_positions import ShardPositions
 
     rank, ranks = group.rank(), group.size()
     linears = [{f"{at}.0": Linear("column"), f"{at}.2": Linear("row")} for at in range(PAIRS)]
@@ -75,5 +75,5 @@ def _cut(layers: nn.Module, x: Tensor, group: Any, along: bool) -> Callable[[], 
     shard_group = split(layers, Splits(ranks, regions, spread=rows), group, rank, ranks, x.device)
     if not along:
         return lambda: x
-    part = x.detach().chunk(ranks, 1)[rank].contiguous().requires_grad_()
-    return lambda: spread(part, shard_group, 1, Places.behind([part.shape[1]] * ranks))
+    shard = x.detach().chunk(ranks, 1)[rank].contiguous().requires_grad_()
+    return lambda: spread(shard, shard_group, 1, ShardPositions.contiguous([shard.shape[1]] * ranks))

@@ -19,7 +19,7 @@ GROUP_TIMEOUT = dist.default_pg_timeout
 
 
 class Hook:
-    """What :func:`hook` gives to one model.
+    """The state of :func:`hook` for one model.
 
     It has process groups of its own, made when the first bucket comes, over the ranks of ``state``: a process group, or
     None for all. Buckets travel beside the backward pass; a thread waits for them.
@@ -28,7 +28,7 @@ class Hook:
     def __init__(self, compression: str | None, algorithm: str) -> None:
         self._compression = None if compression is None else make(compression)
         self._algorithm = algorithm
-        self._lane: AllReduceQueue | None = None
+        self._queue: AllReduceQueue | None = None
         self._waiting = ThreadPoolExecutor(1, "weft-hook")
 
     def start(
@@ -36,11 +36,11 @@ class Hook:
     ) -> torch.futures.Future[torch.Tensor]:
         """Start to average the bucket."""
         flat = bucket.buffer()
-        if self._lane is None:
-            self._lane = self._connect(state, flat.device)
-        if self._lane.scale != 1.0:
-            flat.mul_(self._lane.scale)
-        work = self._lane.launch(bucket.index(), flat)
+        if self._queue is None:
+            self._queue = self._connect(state, flat.device)
+        if self._queue.scale != 1.0:
+            flat.mul_(self._queue.scale)
+        work = self._queue.launch(bucket.index(), flat)
         devices: list[Any] | None = [flat.device] if flat.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         stream = torch.cuda.current_stream(flat.device) if flat.is_cuda else None

@@ -66,13 +66,13 @@ def measure(device: torch.device, ranks: int) -> dict[str, object]:
         "products": products, "moves": moves, "copies": copies, "attention": attention,
         "sums": _sums(device) if ranks > 1 else [],
         "shared": shared(device) if ranks > 1 else [],
-        "cut": exchanged(device, _together, along=False) if ranks > 1 else [],
-        "tokens": exchanged(device, _together, along=True) if ranks > 1 else [],
+        "cut": exchanged(device, _seconds_on_all, along=False) if ranks > 1 else [],
+        "tokens": exchanged(device, _seconds_on_all, along=True) if ranks > 1 else [],
     }  # fmt: skip
 
 
 def dtypes(kind: str) -> list[str]:
-    """What products are measured in; a CPU's 16 bits are emulated by most."""
+    """The dtypes in which products are measured; a CPU's 16 bits are emulated by most."""
     if kind == "cpu":
         return ["fp32"]
     major, _ = torch.cuda.get_device_capability()
@@ -104,8 +104,9 @@ def _products(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...])
 
 
 def between(device: torch.device, dtype: torch.dtype) -> list[tuple[float, float]]:
-    """What runs between a layer's products, forward and backward: a norm, an activation, a residual sum. The bytes are
-    those of `weft.plan.parallelism.layer.between_bytes`: 7 numbers forward, twice as many backward."""
+    """Bytes and seconds of what runs between a layer's products, forward and backward: a norm, an activation, a
+    residual sum. The bytes are those of `weft.plan.parallelism.layer.between_bytes`: 7 numbers forward, twice as
+    many backward."""
     found = []
     for width in WIDE[device.type]:
         x, grad = (torch.randn(TOKENS[device.type], width, device=device).to(dtype) for _ in range(2))
@@ -194,16 +195,16 @@ def shared(device: torch.device) -> list[tuple[float, float]]:
         def run(layers: torch.nn.Module = layers, x: torch.Tensor = x) -> None:
             layers(x).sum().backward()
 
-        whole = _together(device, run)
+        whole = _seconds_on_all(device, run)
         for layer in layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         fully_shard(layers, mesh=mesh, reshard_after_forward=True)
-        took = max(_together(device, run) - whole, 1e-9)
+        took = max(_seconds_on_all(device, run) - whole, 1e-9)
         found.append((4.0 * width * (width + 1), took / SHARED))
     return found
 
 
-def _together(device: torch.device, call: Callable[[], object]) -> float:
+def _seconds_on_all(device: torch.device, call: Callable[[], object]) -> float:
     """Seconds of a call that all ranks make as often: the median."""
     times = []
     for _ in range(ROUNDS + 2):
@@ -240,12 +241,12 @@ def _finish(device: torch.device) -> None:
 
 
 def name_of(device: torch.device) -> str:
-    """What a plan calls the device: the GPU's name, or the cores that a rank computes with."""
+    """The name of the device in a plan: the GPU's name, or the cores that a rank computes with."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu:{torch.get_num_threads()}"
 
 
 def memory_bytes(device: torch.device, ranks: int) -> int:
-    """What the device has; a rank on a CPU has its share of the host's."""
+    """The device's memory in bytes; a rank on a CPU has its share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks

@@ -27,7 +27,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return dist.get_world_size() if dist.is_initialized() else discover(os.environ).world_size
 
 
@@ -37,7 +37,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many of the processes run on this host. Collective if no launcher has told it."""
+    """The number of processes on this host. Collective if no launcher has told it."""
     return _located().local_size
 
 

@@ -1,4 +1,4 @@
-"""What in a model will hurt when it is split, seen by running it once in one process, as `weft trace` does.
+"""Findings about a model that would hurt when it is split, from one run of it in one process, as `weft trace` does.
 
 check_batch    microbatches that do not divide the mini-batch, or leave too few samples
 check_shared   modules that share a parameter

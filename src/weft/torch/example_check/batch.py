@@ -16,7 +16,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def check_batch(example: Example, microbatches: int, line: int) -> Iterator[Finding]:
-    """What is wrong with the mini-batch: microbatches that do not divide it, few samples for batch normalisation.
+    """Findings about the mini-batch: microbatches that do not divide it, few samples for batch normalisation.
 
     Args:
         example: The model and what it is called with; it is not run.

@@ -20,7 +20,7 @@ ALL = TORCH | PYTHON | NUMPY
 
 
 def check_run(example: Example, microbatches: int, line: int) -> Iterator[Finding]:
-    """What shows when the model runs one microbatch; its buffers move on, its gradients stay as they are.
+    """Findings from one microbatch's run; the model's buffers move on, its gradients stay as they are.
 
     A model without data (on the meta device) is not run.
     """

@@ -57,7 +57,7 @@ def install(
 
 
 def checkpoints_seen() -> int:
-    """How many activation checkpoints have run outside of glue: their functions may run again."""
+    """The number of activation checkpoints that have run outside of glue: their functions may run again."""
     return _seen["checkpoints"]
 
 

@@ -57,7 +57,7 @@ def from_first(program: Program, inputs: Any) -> Any:
             )
         made = [meta_from(description) for description in described]
     for tensor in made:
-        program.places.place(tensor, 0)
+        program.placed.place(tensor, 0)
     following = iter(made)
 
     def put(tensor: Tensor) -> Tensor:

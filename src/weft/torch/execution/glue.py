@@ -230,7 +230,7 @@ class Glue(TorchFunctionMode):
                 "the model's own forward writes its activations into one of its buffers while other microbatches read "
                 "it: move the buffer and what writes it into a submodule"
             )
-        owner = program.places.newest_owner(placed) if target_value is None else target_value.owner
+        owner = program.placed.newest_owner(placed) if target_value is None else target_value.owner
         owner = owner if home is None else home
         parts: list[Any] = [func, *settings()]
         tensors: list[Tensor] = []
@@ -252,7 +252,7 @@ class Glue(TorchFunctionMode):
         if owner != program.rank:
             program.send_all(placed, owner)
             spec = program.spec_for(key, name, owner, call)
-            result = program.stand_ins(spec, owner, tensors, (args, kwargs), alias)
+            result = program.placeholders_for(spec, owner, tensors, (args, kwargs), alias)
             return result if target is None else target
 
         def run(local: Any) -> Any:
@@ -292,7 +292,7 @@ class Glue(TorchFunctionMode):
         return func(first, *args[1:], **kwargs)
 
     def _autograd(self, func: Any, args: Any, kwargs: Any, placed: list[tuple[Tensor, Value]]) -> Any:
-        """Autograd's own functions, on tensors with places."""
+        """Autograd's own functions, on placed tensors."""
         if func in torch_functions.GRADIENTS and args[0]._weft_owner is not None:
             if not is_buffer(args[0]):
                 refuse_gradient(args[0], "reads")
@@ -379,7 +379,7 @@ def is_buffer(tensor: Tensor) -> bool:
 
 
 def settings() -> tuple[Any, ...]:
-    """What besides its arguments decides the shapes and dtypes that a call returns."""
+    """The settings that besides its arguments decide the shapes and dtypes that a call returns."""
     if not any_autocast():
         return (torch.is_grad_enabled(),)
     return (

@@ -101,7 +101,7 @@ def grad(
     create_graph: bool = False, only_inputs: bool = True, allow_unused: bool | None = None,
     is_grads_batched: bool = False, materialize_grads: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """``torch.autograd.grad``, where outputs or inputs have places."""
+    """``torch.autograd.grad``, where outputs or inputs are placed."""
     targets = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if is_grads_batched or not all(isinstance(target, Tensor) for target in targets):
         raise UsageError(
@@ -139,7 +139,7 @@ def _first_derivatives(
     wanted: dict[int, tuple[Value, Tensor]] = {}
     for number, (each, value) in enumerate(zip(inputs, values, strict=True)):
         if value is None:
-            wanted[number] = Value(EVERYWHERE, 0, program.places.batch, None, None), each
+            wanted[number] = Value(EVERYWHERE, 0, program.placed.batch, None, None), each
         elif value.owner == program.rank:
             wanted[number] = value, value.data(each)
             if wanted[number][1]._weft_spread:  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def tell_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor
         description = json.loads(message.text or "null")
         made = None if description is None else meta_from(description)
     if made is not None:
-        program.places.place(made, owner)
+        program.placed.place(made, owner)
     return made
 
 

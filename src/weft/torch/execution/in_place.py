@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from weft.torch.calls.call_signature import meta_like
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape
-from weft.torch.execution.value import Alias, Places, Value, memory_of
+from weft.torch.execution.value import Alias, PlacedTensors, Value, memory_of
 from weft.torch.pytorch.private import base_of
 
 Member = tuple[Tensor, Value]
@@ -29,11 +29,11 @@ Member = tuple[Tensor, Value]
 
 
 class Aliases:
-    """What shares memory in one microbatch on this rank, and what becomes of that when it is written."""
+    """The tensors that share memory in one microbatch on this rank, and what becomes of them when it is written."""
 
-    def __init__(self, places: Places, tape: Tape) -> None:
-        self._rank = places.rank
-        self._places = places
+    def __init__(self, placed: PlacedTensors, tape: Tape) -> None:
+        self._rank = placed.rank
+        self._placed = placed
         self._tape = tape
         self.renewed: list[tuple[Tensor, Value, Tensor | None]] = []
         """What the present call has got copies of, to write into: tensor, value, and ``Value.actual`` before."""
@@ -50,11 +50,11 @@ class Aliases:
             return value
         new = Value(value.owner, value.number, value.batch, None, value.alias)
         new.actual = value.actual
-        self._places.replace_value(tensor, new)
+        self._placed.replace_value(tensor, new)
         return new
 
     def writable(self, tensor: Tensor, value: Value, local: Tensor) -> Tensor:
-        """What a call may write into for ``tensor``.
+        """The tensor that a call may write into for ``tensor``.
 
         That is ``local``, the tensor's data on this rank, unless autograd forbids to write into it. Then it is a copy
         of the data, and views of the data are views of the copy from now on.
@@ -79,30 +79,30 @@ class Aliases:
         return local.clone() if written is None else written
 
     def _copy_whole(self, members: Sequence[Member]) -> Tensor | None:
-        """What the first member is as a view of a copy; all members are views of that copy from now on.
+        """The first member as a view of a copy; all members are views of that copy from now on. None without a copy.
 
         The copy is of the whole of which autograd knows them to be views. None if the whole has gaps, which a copy
         would not have.
         """
         held = [known.data(view) for view, known in members]
         roots = [root_of(data) for data in held]
-        wholes = [self._whole_of(root) for root in roots]
-        if not any(root is wholes[0] for root in roots):  # it is gone
-            wholes = roots
-        alias, whole = members[0][1].alias, wholes[0]
+        full_tensors = [self._whole_of(root) for root in roots]
+        if not any(root is full_tensors[0] for root in roots):  # it is gone
+            full_tensors = roots
+        alias, whole = members[0][1].alias, full_tensors[0]
         segment = next(
             known.segment for (_, known), root in zip(members, roots, strict=True) if root is whole
         )
         copy = whole
         if segment is not self._tape.current and whole.requires_grad:
-            stands_for = Value(self._rank, 0, self._places.batch, segment, alias)
+            stands_for = Value(self._rank, 0, self._placed.batch, segment, alias)
             self._tape.remember(stands_for, whole)
             copy = self._tape.enter(stands_for, whole)
         copy = copy.clone()
-        self._places.note_copy(alias)
+        self._placed.note_copy(alias)
         if copy.stride() != whole.stride():
             return None
-        for (view, known), data, of in zip(members, held, wholes, strict=True):
+        for (view, known), data, of in zip(members, held, full_tensors, strict=True):
             at = data.storage_offset() - whole.storage_offset()
             part = copy.as_strided(data.size(), data.stride(), at)
             if of is whole or not data.requires_grad:
@@ -110,7 +110,7 @@ class Aliases:
             elif known.segment is not self._tape.current:  # detached before, and of another graph by now
                 self.renewed.append((view, known, known.actual))
                 known.actual = self._tape.enter_anew(known, data, part.detach())
-        value = self._places.value_of(members[0][0])
+        value = self._placed.value_of(members[0][0])
         assert value is not None
         return value.actual
 
@@ -127,18 +127,19 @@ class Aliases:
         :meth:`undo_copies`.
         """
         self.renewed.append((tensor, value, value.actual))
-        new = Value(self._rank, value.number, self._places.batch, self._tape.current, value.alias)
+        new = Value(self._rank, value.number, self._placed.batch, self._tape.current, value.alias)
         new.actual = actual
         new.sent = value.sent
-        self._places.replace_value(tensor, new)
+        self._placed.replace_value(tensor, new)
 
     def members_without_grad(self, tensors: Sequence[Tensor]) -> list[Member]:
-        """What shares memory with ``tensors`` on this rank and needs no gradient; a call's writing may change that."""
+        """The tensors that share memory with ``tensors`` on this rank and need no gradient; a call's writing may
+        change that."""
         found: list[Member] = []
         for tensor in tensors:
-            value = self._places.value_of(tensor)
+            value = self._placed.value_of(tensor)
             for view in () if value is None else living(value.alias.views):
-                known = self._places.value_of(view)
+                known = self._placed.value_of(view)
                 if known is not None and not known.data(view).requires_grad:
                     found.append((view, known))
         return found
@@ -158,7 +159,7 @@ class Aliases:
         """
         for tensor, value, actual in reversed(self.renewed):
             value.actual = actual
-            self._places.replace_value(tensor, value)
+            self._placed.replace_value(tensor, value)
         self.renewed.clear()
 
     def overwrite(self, tensor: Tensor, owner: int, actual: Tensor | None, module: str) -> None:
@@ -166,16 +167,16 @@ class Aliases:
 
         ``actual``: the tensor on its owner, None on other ranks. ``module``: whose code wrote.
         """
-        old = self._places.value_of(tensor)
+        old = self._placed.value_of(tensor)
         if tensor._weft_owner is not None:  # type: ignore[attr-defined]
             if old is not None:
                 old.alias.version += 1
             return
         if old is None and tensor.requires_grad and not torch.is_grad_enabled():
             actual = self._past_the_write(tensor, owner, actual)
-        value = self._places.new_value(owner, None if old is None else old.alias)
+        value = self._placed.new_value(owner, None if old is None else old.alias)
         value.alias.version += 1
-        self._places.take_memory(tensor, value, old is None, actual, module)
+        self._placed.take_memory(tensor, value, old is None, actual, module)
         if old is not None and self._rank != owner:
             self._outdate(tensor, old)
         if owner == self._rank:
@@ -187,10 +188,10 @@ class Aliases:
         tensor._weft_value = value  # type: ignore[attr-defined]
 
     def _past_the_write(self, tensor: Tensor, owner: int, actual: Tensor | None) -> Tensor | None:
-        """What a replicated tensor is on ``owner``, which has written into it without grad mode: its gradient goes on
-        to what every rank has computed, as if nothing had been written."""
+        """A replicated tensor on ``owner``, which has written into it without grad mode: its gradient goes on to
+        what every rank has computed, as if nothing had been written."""
         replicated = self._tape.need_replicated()
-        value = replicated.use(tensor, owner, lambda: self._places.new_value(EVERYWHERE), written=True)
+        value = replicated.use(tensor, owner, lambda: self._placed.new_value(EVERYWHERE), written=True)
         if actual is None:
             return None
         with torch.enable_grad():
@@ -199,7 +200,7 @@ class Aliases:
     def _outdate(self, tensor: Tensor, value: Value) -> None:
         """Another rank has written into ``tensor``: what shares its memory here does not show that."""
         for written in (tensor, *living(value.alias.apart)):
-            known = self._places.value_of(written)
+            known = self._placed.value_of(written)
             if known is None or known.owner != self._rank:
                 continue
             data = known.data(written)
@@ -210,14 +211,14 @@ class Aliases:
     def of_results(
         self, owner: int, passed: Sequence[int], tensors: Sequence[Tensor], entered: dict[int, Tensor]
     ) -> list[Alias | None]:
-        """What each result of a call on ``owner`` shares memory with, if it is an argument, as its ``Spec`` tells.
+        """The memory that each result of a call on ``owner`` shares, if it is an argument, as its ``Spec`` tells.
 
         ``entered``: what the call got for its arguments on this rank; nothing on others.
         """
         return [None if number < 0 else self._of_result(owner, tensors[number], entered) for number in passed]
 
     def _of_result(self, owner: int, tensor: Tensor, entered: dict[int, Tensor]) -> Alias | None:
-        value = self._places.value_of(tensor)
+        value = self._placed.value_of(tensor)
         if value is None:
             return None
         if value.owner != owner:
@@ -235,7 +236,7 @@ class Aliases:
         """Note that ``tensor``, a result of this rank, shares its memory with what has this alias."""
         alias.views.append(weakref.ref(tensor))
         for other in living(alias.apart):
-            value = self._places.value_of(other)
+            value = self._placed.value_of(other)
             if value is not None:
                 value.alias.apart.append(weakref.ref(tensor))
 
@@ -243,7 +244,7 @@ class Aliases:
 
     def _value_in(self, tensor: Tensor, local: Tensor) -> Value | None:
         """The value of a tensor if this rank has it, in the memory of ``local``."""
-        value = self._places.value_of(tensor)
+        value = self._placed.value_of(tensor)
         if value is None or value.owner != self._rank or value.stale:
             return None
         memory = memory_of(local)

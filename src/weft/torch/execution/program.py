@@ -1,7 +1,7 @@
-"""One microbatch's program on one rank: operations and unit calls on tensors with places.
+"""One microbatch's program on one rank: operations and unit calls on placed tensors.
 
 Every rank of the pipeline runs the same program, so numbers given in order agree, and each
-rank knows from the places alone who runs a call, who must send and who must receive. A call goes:
+rank knows from these alone who runs a call, who must send and who must receive. A call goes:
 
     1  find the placed tensors among its arguments, and the rank that runs it
     2  that rank: make its arguments local (receive, or enter the segment), run, give the results places
@@ -29,7 +29,7 @@ from weft.torch.calls.remote_entries import mark_left
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
-from weft.torch.execution.value import Alias, Places, Value
+from weft.torch.execution.value import Alias, PlacedTensors, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, mix, same_states
 from weft.torch.tensors.description import build
@@ -65,10 +65,10 @@ class Program:
         self.seed = seed
         self.scale = scale
         self.tape = Tape(pipeline, microbatch, step, splits)
-        self.places = Places(pipeline, self.tape.segments, microbatch.index)
-        self.value_of: Callable[[Tensor], Value | None] = self.places.value_of
+        self.placed = PlacedTensors(pipeline, self.tape.segments, microbatch.index)
+        self.value_of: Callable[[Tensor], Value | None] = self.placed.value_of
         """Bound once, because glue asks it for every tensor."""
-        self.aliases = Aliases(self.places, self.tape)
+        self.aliases = Aliases(self.placed, self.tape)
         self.module = ""
         self.checkpointing = False
         self.left: dict[int, int] = {}
@@ -93,7 +93,7 @@ class Program:
         if torch.is_grad_enabled():
             for tensor in tensors:
                 if tensor.requires_grad and self.value_of(tensor) is None:
-                    self.tape.need_replicated().use(tensor, owner, lambda: self.places.new_value(EVERYWHERE))
+                    self.tape.need_replicated().use(tensor, owner, lambda: self.placed.new_value(EVERYWHERE))
 
     def send_all(self, values: list[tuple[Tensor, Value]], owner: int) -> None:
         for tensor, value in values:
@@ -108,7 +108,7 @@ class Program:
         """
         for number, _ in changes:
             thing, filled = things[number], self.pipeline.filled
-            if filled.setdefault(id(thing), (thing, self.places.batch))[1] is not self.places.batch:
+            if filled.setdefault(id(thing), (thing, self.placed.batch))[1] is not self.placed.batch:
                 raise UsageError(
                     f"{unit} puts something into a {type(thing).__qualname__} into which another microbatch that still "
                     "runs has put something, too: let each microbatch make one for itself"
@@ -123,7 +123,7 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def spec_for(self, key: Signature, name: str, owner: int, call: int) -> Spec:
-        """What the call of this signature will return, told by its owner once, or each time if dynamic."""
+        """The result's description for calls of this signature, told by its owner once, or each time if dynamic."""
         spec = self.pipeline.specs.get(key)
         if spec is None:
             number = digest(name, key[1:])
@@ -160,7 +160,7 @@ class Program:
         self, key: Signature, name: str, call: int, function: Callable[[Any], Any], tensors: list[Tensor], inputs: Any,
         localise: Localise, alias: Alias | None = None,
     ) -> Any:  # fmt: skip
-        """Run a call on this rank and give its results places.
+        """Run a call on this rank and place its results.
 
         ``function(inputs)`` runs it; ``localise(inputs, transform)`` passes its tensors through ``transform`` before;
         ``tensors`` are all tensors among its inputs; ``alias`` is what the results share memory with, if they are
@@ -317,7 +317,7 @@ class Program:
             and id(result) not in known
             and not self._is_marked(result)
         ):
-            self.places.place(result, self.rank)
+            self.placed.place(result, self.rank)
             if not spec.returns(result.shape):
                 self._check_shapes(spec, [result.shape], name)
             return result
@@ -340,7 +340,7 @@ class Program:
             if id(tensor) in known or self._is_marked(tensor):
                 new = tensor.view_as(tensor)
             shared = aliases[len(shapes)] if len(shapes) < len(aliases) else alias
-            self.places.place(new, self.rank, shared)
+            self.placed.place(new, self.rank, shared)
             if shared is not None:
                 self.aliases.join(new, shared)
             placed[id(tensor)] = new
@@ -376,10 +376,10 @@ class Program:
                 "weft.set_partition(parent, index)"
             )
 
-    def stand_ins(
+    def placeholders_for(
         self, spec: Spec, owner: int, tensors: list[Tensor], inputs: Any, alias: Alias | None = None
     ) -> Any:
-        """What a call on another rank returned, without data."""
+        """The result of a call on another rank, with placeholders for its tensors."""
         for number in spec.mutated:
             self.aliases.overwrite(tensors[number], owner, None, self.module)
         aliases = [] if alias is not None else self.aliases.of_results(owner, spec.passed, tensors, {})
@@ -396,15 +396,15 @@ class Program:
     def placeholder(self, description: list[Any], owner: int, alias: Alias | None = None) -> Tensor:
         """A tensor that a call on another rank returned, without data."""
         new = meta_from(description)
-        self.places.place(new, owner, alias)
+        self.placed.place(new, owner, alias)
         return new
 
     def close(self) -> None:
         """Let go of everything: values that outlive the microbatch must not keep what it has recorded."""
         self.tape.clear()
-        self.places.close()
+        self.placed.close()
         filled = self.pipeline.filled
-        for key in [key for key, (_, batch) in filled.items() if batch is self.places.batch]:
+        for key in [key for key, (_, batch) in filled.items() if batch is self.placed.batch]:
             del filled[key]
         self.aliases.renewed.clear()
 

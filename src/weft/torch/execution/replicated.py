@@ -29,7 +29,7 @@ from weft.transport.channel import Channel, Key, Message
 
 
 class Tape(Protocol):
-    """What replicated tensors ask of their microbatch's tape."""
+    """The parts of a microbatch's tape that replicated tensors need."""
 
     rank: int
     channel: Channel

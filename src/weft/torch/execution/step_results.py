@@ -1,4 +1,4 @@
-"""What the microbatches of a step return, on its way to every rank.
+"""The results of a step's microbatches, on their way to every rank.
 
 A large tensor leaves as soon as its microbatch has run, while others still do. Small ones, losses mostly, wait until
 all have: one message for all of them costs each rank what one for each of them would.

@@ -1,4 +1,4 @@
-"""What one microbatch really did on this rank, and how the backward pass walks it.
+"""The tape of one microbatch: what it really did on this rank, and how the backward pass walks it.
 
 The forward pass is cut into *segments* at every send of a tensor that needs a gradient:
 
@@ -159,7 +159,7 @@ class Tape:
         return self.enter(value, tensor)
 
     def whole(self, value: Value, tensor: Tensor) -> Tensor:
-        """The data of a value of this rank. What a unit has left in parts, in a cache say, is put together for that."""
+        """The data of a value of this rank. A shard that a unit has left, in a cache say, is all-gathered."""
         tensor = value.data(tensor)
         if stays_sharded(tensor):
             with self.unseen():
@@ -260,7 +260,7 @@ class Tape:
         gathering = self._pipeline.gathering
         if not tasks:
             for each in gathering:
-                each.add_up_all()
+                each.reduce_scatter_all()
             self.microbatch.completed([])
         else:
             self.microbatch.completed([functools.partial(run_by_layer, gathering, tasks)])

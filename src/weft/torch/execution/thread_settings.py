@@ -1,4 +1,4 @@
-"""What this thread is at: a microbatch of a step, or a backward pass; and who takes its backward passes."""
+"""Settings of this thread: a microbatch of a step, or a backward pass; and who takes its backward passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.session.recording import record_backward
 from weft.torch.backward.autograd import run_autograd
 from weft.torch.execution.glue import running
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
-from weft.torch.pytorch.private import take_plain_for_whole_here
+from weft.torch.pytorch.private import take_plain_as_replicated_here
 from weft.torch.session import current
 
 _scale = threading.local()
@@ -106,7 +106,7 @@ class ThreadContext:
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Inside, these settings are those of the thread."""
-        take_plain_for_whole_here()
+        take_plain_as_replicated_here()
         with ExitStack() as stack:
             if self._inference:
                 stack.enter_context(torch.inference_mode())
@@ -157,7 +157,7 @@ def trains() -> bool:
 
 
 def share() -> float | None:
-    """What the microbatch that runs on this thread has of the mini-batch's samples; None outside of a step."""
+    """The share of the mini-batch's samples that this thread's microbatch has; None outside of a step."""
     return getattr(_scale, "weight", None)
 
 

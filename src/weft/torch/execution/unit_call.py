@@ -1,6 +1,6 @@
 """A unit's call: the whole module runs on the rank that owns it, and nowhere else.
 
-Forward hooks of the unit itself are glue: they run on every rank, on tensors with places, so that what they
+Forward hooks of the unit itself are glue: they run on every rank, on placed tensors, so that what they
 do (collect outputs, say) is done everywhere. Those that write what the unit computes with run with it
 (``calls.own_hooks``). With backward hooks on it, all its hooks run with it.
 
@@ -272,7 +272,7 @@ class PlainCall:
                 program.module = unit.name
                 program.send_all(placed, owner)
                 spec = program.spec_for(self.key, unit.name, owner, call)
-                return self._filled(program.stand_ins(spec, owner, self.tensors, self.inputs))
+                return self._filled(program.placeholders_for(spec, owner, self.tensors, self.inputs))
         if owner == FLOATING:
             return self.inner(*self.inputs[0], **self.inputs[1])
         with self.glue.lifted():
@@ -313,7 +313,7 @@ class PlainCall:
             self.hidden = [tensor for tensor in self.hidden if id(tensor) not in self.away]
         owner = unit.owner
         if owner == FLOATING and placed:
-            owner = program.places.newest_owner(placed)
+            owner = program.placed.newest_owner(placed)
         return placed, owner
 
     def _leave_out(self, placed: list[tuple[Tensor, Value]]) -> None:
@@ -396,7 +396,7 @@ class PlainCall:
     def _is_beside(self, tensor: Tensor) -> bool:
         """True if this rank has what another unit has left, from before it turned to others: a later call may use it.
 
-        Parts are not put together for that.
+        Parts are not all-gathered for that.
         """
         value = self.program.value_of(tensor)
         return (
@@ -488,7 +488,7 @@ def attach(
 
 
 def unit_call(module: nn.Module) -> UnitCall:
-    """What :func:`attach` has put there."""
+    """The unit call that :func:`attach` has put there."""
     call = interceptor_of(module)
     assert isinstance(call, UnitCall)
     return call

@@ -94,7 +94,7 @@ class Value:
         self.leaf_segment: Segment | None = None
 
     def data(self, tensor: Tensor) -> Tensor:
-        """What ``tensor``, which has this value, has become by writing in place; mostly ``tensor`` itself."""
+        """``tensor``, which has this value, after writes in place; mostly ``tensor`` itself."""
         return tensor if self.actual is None else self.actual
 
     def add_grad(self, grad: Tensor | None) -> None:
@@ -183,8 +183,8 @@ class TakenMemory:
     module: str
 
 
-class Places:
-    """Which tensors of a microbatch have a place, and their values. All others are replicated.
+class PlacedTensors:
+    """The placed tensors of a microbatch, each with its owner. All others are replicated.
 
     ``segments``: those of the microbatch's tape on this rank, which grow; the last one is the present one. All ranks
     make values in the order of the program, so a value has the same number everywhere.
@@ -263,7 +263,7 @@ class Places:
         for tensor, value in reversed(values):
             if tensor._weft_owner is not None:  # type: ignore[attr-defined]
                 return value.owner
-        return max(values, key=_number)[1].owner
+        return max(values, key=lambda pair: pair[1].number)[1].owner
 
     def take_memory(
         self, tensor: Tensor, value: Value, replicated: bool, actual: Tensor | None, module: str
@@ -324,10 +324,6 @@ class Places:
         self._adopted.clear()
         self._taken.clear()
         self.batch.runs = False
-
-
-def _number(pair: tuple[Tensor, Value]) -> int:
-    return pair[1].number
 
 
 def span_of(tensor: Tensor) -> tuple[int, int] | None:

@@ -70,7 +70,7 @@ class PlannedUnit:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PlannedUnit:
-        """What :meth:`to_record` gave; older rows have fewer values.
+        """The unit that :meth:`to_record` gave; older rows have fewer values.
 
         Raises:
             TypeError: There is a value that no plan has.

@@ -56,7 +56,7 @@ push_mode: Callable[[Any], None] = _find("torch._C._push_on_torch_function_stack
 count_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", "units run unwatched")
 no_torch_function: Any = _find("torch._C.DisableTorchFunction", "weft looks at tensors itself")
 no_function_of_subclass: Any = _find(
-    "torch._C.DisableTorchFunctionSubclass", "tensors in parts answer for themselves"
+    "torch._C.DisableTorchFunctionSubclass", "sharded tensors answer for themselves"
 )
 TorchDispatchMode: Any = (
     _find("torch.utils._python_dispatch.TorchDispatchMode", "shapes that depend on data are recognised")
@@ -115,7 +115,8 @@ for _name in (
 
 
 def call_of(module: nn.Module) -> Callable[..., Any]:
-    """What a call of the module runs if it is not intercepted: the compiled version if there is one, hooks included."""
+    """The function that a call of the module runs if it is not intercepted: the compiled version if there is one,
+    hooks included."""
     call: Callable[..., Any] = module.__dict__.get(SLOT) or module._call_impl
     return call
 
@@ -181,7 +182,7 @@ _users = _find(
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written; 0 for an inference tensor, which does not count."""
+    """The number of times that the tensor was written; 0 for an inference tensor, which does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -207,7 +208,7 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def users_of_memory(tensor: Tensor) -> int | None:
-    """How many tensors share the tensor's memory, this question included; None if that cannot be told."""
+    """The number of tensors that share the tensor's memory, this question included; None if that cannot be told."""
     return None if _users is None else int(_users(storage_key(tensor)))
 
 
@@ -255,7 +256,7 @@ LEAF_NODE: Any = NODES.get("AccumulateGrad")
 
 
 def saved(node: Any, name: str) -> Any:
-    """What the node keeps under that name for the backward pass."""
+    """The value that the node keeps under that name for the backward pass."""
     return getattr(node, f"_saved_{name}")
 
 
@@ -277,7 +278,7 @@ _top_hooks = _find(
 
 
 def saving_hooks() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
-    """What packs and unpacks the tensors that autograd keeps on this thread; None where nothing does."""
+    """The functions that pack and unpack the tensors that autograd keeps on this thread; None where nothing does."""
     found: tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = _top_hooks(True) if _top_hooks else None
     return found
 
@@ -311,11 +312,7 @@ def next_node_number() -> int:
 
 def number_of(node: Any) -> int:
     """The node's number, see :func:`next_node_number`; `LEAF_NUMBER` or more for the nodes of leaves."""
-    return int(getattr(node, "_sequence_nr", _leaf_number)())
-
-
-def _leaf_number() -> int:
-    return LEAF_NUMBER
+    return int(getattr(node, "_sequence_nr", lambda: LEAF_NUMBER)())
 
 
 LEAF_NUMBER = 1 << 62
@@ -355,28 +352,28 @@ def in_backward() -> bool:
     return _backward_number is not None and _backward_number() != -1
 
 
-# --- tensors in parts --------------------------------------------------------------------------------------
+# --- sharded tensors --------------------------------------------------------------------------------------
 
-_IN_PARTS = "tensor parallelism"
-_dispatcher = _find("torch.distributed.tensor.DTensor._op_dispatcher", _IN_PARTS, "it is refused")
+_SHARDED = "tensor parallelism"
+_dispatcher = _find("torch.distributed.tensor.DTensor._op_dispatcher", _SHARDED, "it is refused")
 _find(
-    "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication", _IN_PARTS, "it is refused"
+    "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication", _SHARDED, "it is refused"
 )
-_fake_backend = _find("torch._C._distributed_c10d.FakeProcessGroup", _IN_PARTS, "it is refused")
-_register_group = _find("torch._C._distributed_c10d._register_process_group", _IN_PARTS, "it is refused")
-_forget_group = _find("torch._C._distributed_c10d._unregister_process_group", _IN_PARTS, "it is refused")
-_find("torch.distributed.device_mesh.DeviceMesh._setup_world_group_and_device", _IN_PARTS, "it is refused")
+_fake_backend = _find("torch._C._distributed_c10d.FakeProcessGroup", _SHARDED, "it is refused")
+_register_group = _find("torch._C._distributed_c10d._register_process_group", _SHARDED, "it is refused")
+_forget_group = _find("torch._C._distributed_c10d._unregister_process_group", _SHARDED, "it is refused")
+_find("torch.distributed.device_mesh.DeviceMesh._setup_world_group_and_device", _SHARDED, "it is refused")
 
 
 _recomputed = _find(
-    "torch.utils.checkpoint._StopRecomputationError", "activation checkpoints around tensors in parts",
-    "the rest of a checkpoint is done with whole tensors",
+    "torch.utils.checkpoint._StopRecomputationError", "activation checkpoints around sharded tensors",
+    "the rest of a checkpoint is done with full tensors",
 )  # fmt: skip
 ENDS_A_CHECKPOINT: tuple[type[BaseException], ...] = () if _recomputed is None else (_recomputed,)
 """What ends a checkpoint's second run as soon as all that was asked for is there."""
 
 
-def take_plain_for_whole() -> None:
+def take_plain_as_replicated() -> None:
     """From now on an operation on a ``DTensor`` takes plain tensors beside it for whole ones, backwards as well.
 
     Raises:
@@ -384,19 +381,19 @@ def take_plain_for_whole() -> None:
     """
     if _dispatcher is None or not hasattr(_dispatcher, "_allow_implicit_replication"):
         raise UsageError(f"axis tp: this does not work with PyTorch {torch.__version__}")
-    global _plain_is_whole
-    _plain_is_whole = True
-    take_plain_for_whole_here()
+    global _plain_is_replicated
+    _plain_is_replicated = True
+    take_plain_as_replicated_here()
     _bound_tries()
 
 
-def take_plain_for_whole_here() -> None:
+def take_plain_as_replicated_here() -> None:
     """The same on this thread, if anybody has asked for it: PyTorch keeps that for each thread from 2.13 on."""
-    if _plain_is_whole:
+    if _plain_is_replicated:
         _dispatcher._allow_implicit_replication = True
 
 
-_plain_is_whole = False
+_plain_is_replicated = False
 _TRIES = "a bound on what PyTorch tries for an operator without a rule", "it tries all, or nothing"
 _tries = _find("torch.distributed.tensor._decompositions.DecompShardingStrategy", *_TRIES)
 _ways = _find(
@@ -408,7 +405,7 @@ tensors of four dimensions have 25. Three have 125, which takes a minute for att
 
 
 def _bound_tries() -> None:
-    """An operator whose arguments can be cut in more ways is one that cannot be done in parts."""
+    """An operator whose arguments can be cut in more ways is one that cannot be done on shards."""
     if _ways is None or getattr(_tries._get_candidate_placements, "__wrapped__", None) is _ways:
         return
 
@@ -427,7 +424,7 @@ _handlers = _find("torch.distributed.tensor.DTensor._op_dispatcher._custom_op_ha
 
 
 def read_whole(everybody: Callable[[], bool]) -> None:
-    """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is the whole tensor's.
+    """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is the full tensor's.
 
     PyTorch reads what this rank has, a part of a sum say. All ranks of the tensor's mesh have to read together.
 
@@ -529,7 +526,7 @@ _linear = _find(
     "torch.ops.mkldnn._linear_pointwise.default", "products by oneDNN", "products are PyTorch's usual ones"
 )
 _find("torch.ops.aten.add.Tensor._schema", "delay_param_initialization")
-_wrapper = _find("torch.Tensor._make_wrapper_subclass", "scores and tokens in parts", "it is refused")
+_wrapper = _find("torch.Tensor._make_wrapper_subclass", "sharded logits and tokens", "it is refused")
 _constructors = _find(
     "torch.utils._device._device_constructors",
     'device="cuda" on a CPU',

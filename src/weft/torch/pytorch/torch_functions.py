@@ -1,4 +1,4 @@
-"""What the glue mode needs to know about PyTorch's functions, as sets.
+"""PyTorch's functions, sorted into sets by what the glue mode needs to know about them.
 
 ``METADATA``   answered from shape, dtype and the like: every rank answers for itself
 ``READS``      give a Python value out of a tensor's data: the owner tells all

@@ -64,7 +64,7 @@ class Bucket(ABC):
         return ()
 
     @abstractmethod
-    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
+    def launch(self, queue: AllReduceQueue, fresh: list[bool]) -> None:
         """Start to average, with the gradients that are there now.
 
         ``fresh``: for each parameter's number, whether it had no gradient when the step began.
@@ -98,7 +98,7 @@ class Fused(Bucket):
 
     @property
     def flat(self) -> Tensor:
-        """The flat tensor with all gradients, [elements]; a new one after the last was handed out."""
+        """The flat tensor with all gradients, [elements]; a new one after the last was given away."""
         return self._make()[0]
 
     @property
@@ -133,15 +133,15 @@ class Fused(Bucket):
         torch.mul(grad, scale, out=view)
 
     @torch.no_grad()
-    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
+    def launch(self, queue: AllReduceQueue, fresh: list[bool]) -> None:
         self._fresh = fresh
         for place, taken in enumerate(self._taken):
             if not taken:
-                self.take(place, lane.scale)
+                self.take(place, queue.scale)
         self._taken = [False] * len(self._taken)
-        if self.as_view and lane.scale != 1.0:
-            self.flat.mul_(lane.scale)
-        self._work = lane.launch(self.number, self.flat)
+        if self.as_view and queue.scale != 1.0:
+            self.flat.mul_(queue.scale)
+        self._work = queue.launch(self.number, self.flat)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
@@ -187,7 +187,7 @@ class InPlace(Bucket):
         return [member for member, grad in zip(self.members, self._grads, strict=False) if grad is not None]
 
     @torch.no_grad()
-    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
+    def launch(self, queue: AllReduceQueue, fresh: list[bool]) -> None:
         grads = [parameter.grad for parameter in self.parameters]
         for parameter, grad in zip(self.parameters, grads, strict=True):
             if grad is not None:
@@ -204,7 +204,7 @@ class InPlace(Bucket):
                     part = self._parts[place].add_(grad)
                     if self._grads[place] is None:
                         self._grads[place] = part
-        self._work = self._sums.sum_pieces([flatten(part) for part in self._parts], lane.scale)
+        self._work = self._sums.sum_pieces([flatten(part) for part in self._parts], queue.scale)
 
     @torch.no_grad()
     def give(self, present: list[int], factor: float) -> None:
@@ -232,7 +232,7 @@ class Sparse(Bucket):
         self._sum: Tensor | None = None
 
     @torch.no_grad()
-    def launch(self, lane: AllReduceQueue, fresh: list[bool]) -> None:
+    def launch(self, queue: AllReduceQueue, fresh: list[bool]) -> None:
         (parameter,) = self.parameters
         grad = parameter.grad
         if grad is None:

@@ -67,7 +67,7 @@ class _Result:
             self._flat.copy_(found.view_as(self._flat))
 
 
-class HookLane:
+class HookQueue:
     """Sends buckets through ``hook(state, bucket)``, which returns a future of the averaged flat tensor.
 
     ``find(number)``: the bucket's views, parameters, and whether it is the last.

@@ -56,7 +56,7 @@ def check_batch(batch: Any) -> None:
 
 
 def difference(prints: Sequence[str], replicas: Sequence[int]) -> str:
-    """What is wrong with the ranks' batches; empty if nothing is.
+    """The fault of the ranks' batches; empty if there is none.
 
     ``prints``: the fingerprint of each rank's batch, empty where there is none. ``replicas``: the replica of each rank.
     """

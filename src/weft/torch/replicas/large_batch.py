@@ -117,7 +117,8 @@ def correct_momentum(optimizer: Optimizer, buffer: str = "momentum_buffer") -> R
 
 
 def global_batch_weight(samples: float) -> float:
-    """What a replica's mean loss weighs, so that averaged gradients are those of the mean over all samples (remark 3).
+    """The weight of a replica's mean loss, so that averaged gradients are those of the mean over all samples (remark
+    3).
 
     ``samples`` is how many this replica's mean was taken over in this step: rows, or the tokens that count. With equal
     numbers everywhere the weight is 1, and nothing of this is needed. Collective over the replicas; call it before the
@@ -187,6 +188,6 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _readers() -> int:
-    """How many ranks read other samples."""
+    """The number of ranks that read different samples."""
     session = current.session()
     return session.mesh.size(session.reads)

@@ -1,4 +1,4 @@
-"""Whether an optimizer updates a part of a weight as it would update that part of the whole."""
+"""A trial of an optimizer: does it update a part of a weight as it would update that part of the whole?"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     step 1   all gradients are there      replicas agree on buckets, from the order of arrival; then reduce
     step 2+  a gradient arrives           counted; the last one of a step goes into its bucket
              a bucket is full             it leaves, if all before it have: several are in flight
-             the step ends                what is left leaves; what was in flight is waited for and handed out
+             the step ends                what is left leaves; what was in flight is waited for and copied back
 
 Only counting tells when a gradient has grown for the last time. A gradient grows once for each microbatch, and more
 often if its parameter is used at several places. With a split backward pass it grows when its W runs.
@@ -37,7 +37,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ReducerOptions:
-    """How gradients are averaged.
+    """Options of the gradients' average.
 
     ``bucket_cap_mb``: MiB in a bucket. ``overlapping``: buckets leave as soon as they are full; otherwise at the end of
     the step. ``as_view``: gradients are views into the buckets. ``passes``: steps that add up before gradients are
@@ -71,7 +71,7 @@ class Reducer:
 
     Args:
         named: All parameters of this rank's part by name; those that need no gradient at present are left out.
-        lane: The way that flat tensors take.
+        queue: The way that flat tensors take.
         group: The group for buffers; nobody else uses it.
         votes: The small sums beside the gradients. Sparse gradients, which NCCL does not sum, go through its group.
         options: See :class:`ReducerOptions`.
@@ -82,14 +82,14 @@ class Reducer:
     def __init__(
         self,
         named: Sequence[tuple[str, nn.Parameter]],
-        lane: AllReduceQueue,
+        queue: AllReduceQueue,
         group: dist.ProcessGroup,
         votes: Votes,
         options: ReducerOptions,
         buffers: Callable[[], Sequence[Tensor]] = tuple,
         announced: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.lane = lane
+        self.queue = queue
         self.votes = votes
         self.options = options
         self.divide_by_all = True
@@ -168,7 +168,7 @@ class Reducer:
             self._came_late(bucket, number)
             return
         if isinstance(bucket, Fused):
-            bucket.take(place, self.lane.scale)
+            bucket.take(place, self.queue.scale)
         if left == 0:
             bucket.pending -= 1
             if bucket.number == self._launched and not bucket.pending:
@@ -217,7 +217,7 @@ class Reducer:
         for bucket in self._buckets[self._launched :]:
             if bucket.pending or not bucket.may_leave():
                 return
-            bucket.launch(self.lane, self._fresh)
+            bucket.launch(self.queue, self._fresh)
             self._launched += 1
 
     def _average(self, header: Header, joined: bool = False) -> None:
@@ -226,7 +226,7 @@ class Reducer:
             self._build(header.trains[0])
         assert self._buckets is not None
         for bucket in self._buckets[self._launched :]:
-            bucket.launch(self.lane, self._fresh)
+            bucket.launch(self.queue, self._fresh)
         found = [not joined and parameter.grad is not None for _, parameter in self._named]
         for bucket in self._buckets:
             for member in bucket.missing_gradients():
@@ -237,7 +237,7 @@ class Reducer:
         for bucket, again in zip(self._buckets, late, strict=True):
             bucket.wait()
             if again:
-                bucket.launch(self.lane, self._fresh)
+                bucket.launch(self.queue, self._fresh)
         for bucket, again in zip(self._buckets, late, strict=True):
             if again:
                 bucket.wait()
@@ -300,7 +300,7 @@ class Reducer:
             Slot(p.numel(), p.element_size(), (p.dtype, p.device), kind == SPARSE)
             for (_, p), kind in zip(self._named, kinds, strict=True)
         ]
-        self.lane.forget()
+        self.queue.forget()
         self._buckets = []
         self._where: dict[int, tuple[Bucket, int]] = {}
         for number, (members, sparse) in enumerate(
@@ -308,7 +308,7 @@ class Reducer:
         ):
             parameters = [self._named[member][1] for member in members]
             size_bytes = sum(parameter.nbytes for parameter in parameters)
-            sums = None if sparse or self.options.as_view else self.lane.in_place(size_bytes)
+            sums = None if sparse or self.options.as_view else self.queue.in_place(size_bytes)
             bucket: Bucket
             if sparse:
                 bucket = Sparse(number, members, parameters[0], self.votes.group)
@@ -334,9 +334,9 @@ class Reducer:
                 for buffer, part in zip(same, flat.split([b.numel() for b in same]), strict=True):
                     buffer.copy_(part.view(buffer.shape))
 
-    def use(self, lane: AllReduceQueue) -> None:
-        """Average through ``lane`` from the next step on; every replica calls this before the same step."""
-        self.lane = lane
+    def use(self, queue: AllReduceQueue) -> None:
+        """Average through ``queue`` from the next step on; every replica calls this before the same step."""
+        self.queue = queue
         self._watch()
 
     def describe_bucket(self, number: int) -> tuple[list[Tensor], list[nn.Parameter], bool]:

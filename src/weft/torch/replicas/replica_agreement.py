@@ -31,7 +31,7 @@ def _number_of(text: str) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """What replicas have told of a step.
+    """The replicas' statements about a step.
 
     ``trains``: the replicas that train. ``done``: how many have no batch left. ``building``: how many need buckets.
     """
@@ -70,7 +70,7 @@ class Votes:
         self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
 
     def header(self) -> Header:
-        """What all replicas have told.
+        """The statements of all replicas.
 
         Raises:
             DivergenceError: Only some replicas have changed the model, or what of it is trained; or they differ in what
@@ -107,7 +107,7 @@ class Votes:
         self.header()
 
     def trailer(self, present: Sequence[bool], late: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """How many replicas have each gradient, and how many launched each bucket too early."""
+        """The number of replicas that have each gradient, and that launched each bucket too early."""
         told = torch.tensor([*present, *late], dtype=torch.int32)
         dist.all_reduce(told, group=self.group)
         counts: list[int] = told.tolist()

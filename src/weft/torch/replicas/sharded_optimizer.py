@@ -22,7 +22,7 @@ BUCKET_BYTES = 25 << 20
 
 
 class Shares:
-    """Which replica updates which parameter, by the parameter's number in the optimizer.
+    """The parameters that each replica updates, by their number in the optimizer.
 
     ``group``: the ranks that hold the same part of the model; ``replica``: this rank's place in it.
     """
@@ -81,6 +81,6 @@ def by_parameter(flat: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def _numbers(parameter: Tensor) -> int:
-    """How many numbers the whole of a parameter has."""
+    """The number of elements of the full parameter."""
     how = cut_of(parameter)
     return parameter.numel() if how is None else math.prod(how.shape)

@@ -73,12 +73,12 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     options = replace(options, outside=session.pipeline is None, fixed=settings.deterministic)
     if settings.sharded_data_parallel_degree > 1:  # every step leaves shares of averages
         options = replace(options, as_view=False, passes=1, buffers=options.buffers and not model.sharded)
-    lane = AllReduceQueue(collective, compression)
+    queue = AllReduceQueue(collective, compression)
     own = beside if compression else group
     announced = partial(session.doing, "the gradients")
     votes = Votes(beside, session.agreement)
-    reducer = Reducer(named, lane, own, votes, options, buffers, announced)
-    weakref.finalize(reducer, lane.close).atexit = False
+    reducer = Reducer(named, queue, own, votes, options, buffers, announced)
+    weakref.finalize(reducer, queue.close).atexit = False
     return reducer
 
 

@@ -96,7 +96,7 @@ def _plain_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def follow_first(session: Session, own: Any, call: str, step: int) -> Any:
-    """What the first of the ranks that split tensors gave for `own` (JSON): they draw the same random numbers.
+    """The decision of the first of the ranks that split tensors, `own` (JSON) there: they draw the same random numbers.
 
     ``call``: what the step is called with.
 

@@ -1,4 +1,4 @@
-"""What a recording sees of PyTorch by itself: waits for data loaders, and steps of optimizers, wrapped or not."""
+"""Events of PyTorch for a recording: waits for data loaders, and steps of optimizers, wrapped or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all microbatches of a pipeline share on one rank."""
+"""The state that all microbatches of a pipeline share on one rank."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ for each call, and a signature takes up to 2 KiB."""
 
 @dataclass
 class Pipeline:
-    """What all microbatches of a pipeline share on this rank.
+    """The state that all microbatches of a pipeline share on this rank.
 
     Attributes:
         rank: Which partition this rank runs.

@@ -45,7 +45,7 @@ class Session(base.Session):
         weights_group: The group of those of them that split weights.
         sequence_group: The group of those of them that share sequences, and have the same parts of weights.
         tensor_turns: The turns of these ranks.
-        sharers: The channel between ranks that gather each other's parameters in a step, for their turns.
+        gather_channel: The channel between ranks that gather each other's parameters in a step, for their turns.
         turn_takers: How many replicas take the same turns.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
         drawing: The microbatch whose random states are the process's now.
@@ -68,7 +68,7 @@ class Session(base.Session):
     weights_group: Any = None
     sequence_group: Any = None
     tensor_turns: LockstepOrder | None = None
-    sharers: TorchChannel | None = None
+    gather_channel: TorchChannel | None = None
     turn_takers: int = 1
     nccl: bool = False
     drawing: Microbatch | None = None
@@ -88,7 +88,11 @@ class Session(base.Session):
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
-        return [each for each in (self.channel, self.replicas, self.tensor, self.sharers) if each is not None]
+        return [
+            each
+            for each in (self.channel, self.replicas, self.tensor, self.gather_channel)
+            if each is not None
+        ]
 
     def connect(self, pipeline: Pipeline, executor: Executor) -> None:
         """Run microbatches over this pipeline, by this executor."""
@@ -141,7 +145,7 @@ class Session(base.Session):
     @property
     def reads(self) -> str:
         """The axis along which ranks read other samples."""
-        return "dp" if self.settings.inputs == "apart" else "rdp"
+        return "dp" if self.settings.inputs == "per_rank" else "rdp"
 
     def connect_tensor(self, mailbox: Mailbox) -> LockstepOrder | None:
         """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
@@ -179,7 +183,7 @@ class Session(base.Session):
 
     @property
     def place_in_weights(self) -> tuple[int, int]:
-        """Which of the ranks that share sequences this is, and which of those that split weights."""
+        """The place of this rank among those that share sequences, and among those that split weights."""
         return divmod(self.position("tp"), self.settings.tensor_parallel_degree)
 
     def share_turns(self, degree: int) -> None:
@@ -191,9 +195,9 @@ class Session(base.Session):
         if degree == self.turn_takers:
             return
         self.turn_takers = degree
-        if self.sharers is not None:
-            self.sharers.close()
-            self.sharers = None
+        if self.gather_channel is not None:
+            self.gather_channel.close()
+            self.gather_channel = None
         if degree == 1:
             self.executor.turns = self.tensor_turns
             return
@@ -203,11 +207,11 @@ class Session(base.Session):
             group = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
             rings = rings_of(group, self.device)
         mailbox, after = self.executor.mailbox, self.mesh.rdp + self.mesh.tp
-        self.sharers = TorchChannel(group, self.device, mailbox=mailbox, rings=rings, after=after)
+        self.gather_channel = TorchChannel(group, self.device, mailbox=mailbox, rings=rings, after=after)
         here = ranks.index(self.rank)
         peers = [peer for peer in range(len(ranks)) if peer != here]
         timeout_s = self.executor.wait_timeout_s
-        self.executor.turns = LockstepOrder(self.sharers, peers, here == 0, -1 - after, timeout_s)
+        self.executor.turns = LockstepOrder(self.gather_channel, peers, here == 0, -1 - after, timeout_s)
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""

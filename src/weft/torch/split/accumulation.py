@@ -83,7 +83,7 @@ def _cannot(session: Session, batch: MiniBatch) -> str | None:
 
 
 def _measured(session: Session, function: Callable[..., Any], batch: MiniBatch) -> Resident:
-    """What this rank's step takes, by its samples."""
+    """The memory of this rank's step, by its samples."""
     assert batch.size is not None
     models = list(session.models)
     limit = device_bytes(session) * (1.0 if session.settings.memory_limit else ROOM)
@@ -110,7 +110,7 @@ def _lasting_bytes(model: DistributedModel) -> int:
 def _kept_bytes(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
 ) -> int:
-    """What autograd keeps of the first microbatch."""
+    """The bytes that autograd keeps of the first microbatch."""
     memory = SavedMemory(
         one for model in models for one in (*model.module.parameters(), *model.module.buffers())
     )

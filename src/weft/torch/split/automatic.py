@@ -177,7 +177,7 @@ def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
-    """What the pieces of each stage cost together, with what a microbatch costs there and following all calls."""
+    """The cost of each stage's pieces together, with what a microbatch costs there and following all calls."""
     costs = []
     follow_s = MICROBATCH_S + CALL_S * choice.calls * len({*choice.partitions}) / stages
     for stage in range(stages):

@@ -78,8 +78,8 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool | str = True) -> Non
 
     What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
     whole on every rank. One linear may be told how: ``"column"``, each rank computes some of its results, which are
-    put together unless the next linear takes them in parts; ``"row"``, each rank takes some of its inputs, and the
-    results are added up. ``"vocabulary"``: an embedding, or the linear that scores its words, by rows. Where this
+    all-gathered unless the next linear takes them sharded; ``"row"``, each rank takes some of its inputs, and the
+    results are all-reduced. ``"vocabulary"``: an embedding, or the linear that scores its words, by rows. Where this
     cannot be, the first step raises :class:`UsageError` before anything is cut.
 
     Wins over :func:`tensor_parallelism`; modules inside that were set on their own stay as they were set.
@@ -191,13 +191,13 @@ def place_by_hand(
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     places = [min(inside(piece.name) or {wished[piece.name]}) for piece in pieces]
     _check_tied(pieces, places, tree)
-    _check_together(pieces, places, tree)
+    _check_function_calls(pieces, places, tree)
     return opened, pieces, places
 
 
-def _check_together(pieces: list[Piece], places: list[int], tree: Tree) -> None:
-    """What an autograd function calls must lie on one partition, where it runs."""
-    for function, names in tree.trace.together:
+def _check_function_calls(pieces: list[Piece], places: list[int], tree: Tree) -> None:
+    """Refuses modules on different partitions that one autograd function calls, since it runs on one."""
+    for function, names in tree.trace.function_calls:
         at = {
             place
             for piece, place in zip(pieces, places, strict=True)

@@ -50,7 +50,7 @@ def find_splits(
     batch: MiniBatch,
     leaking: Collection[str],
 ) -> Splits | None:
-    """Which of the model's weights can be cut over ranks; None if they are not to be. On the rank that decides.
+    """The model's weights that can be cut over ranks; None if they are not to be. On the rank that decides.
 
     ``leaking``: modules out of which tensors get by another way than their result.
     """
@@ -66,7 +66,8 @@ def find_splits(
 def forward_only(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
 ) -> Iterator[Callable[[], None]]:
-    """What runs the first microbatch's forward pass on this rank alone; inside, that leaves nothing behind."""
+    """A function that runs the first microbatch's forward pass on this rank alone; inside, that leaves nothing
+    behind."""
     padding = Padding()
     padding.done = True
     with ExitStack() as stack:
@@ -106,7 +107,7 @@ def _alone(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, padding: Padding,
     delayed: bool,
 ) -> Iterator[tuple[Callable[[], None], Kept]]:  # fmt: skip
-    """What runs the first microbatch on this rank alone, and what to bring back after it.
+    """A function that runs the first microbatch on this rank alone, and what to bring back after it.
 
     ``delayed``: the parameters are still to be made, so the microbatch has no data.
     """

@@ -1,4 +1,4 @@
-"""What sending a tensor takes, measured between a pipeline's first two ranks as it happens in a step.
+"""The time of a message, measured between a pipeline's first two ranks as it happens in a step.
 
 The messages go through the channel itself, and on a CPU other work keeps the processor busy meanwhile: there the
 threads that move messages compete with it, and an idle machine would promise too much.
@@ -88,7 +88,7 @@ def _there_and_back(channel: Channel, me: int, content: torch.Tensor, number: in
 def keep_others_busy(session: Session) -> AbstractContextManager[Any]:
     """Inside, the ranks that do not decide keep their processors busy.
 
-    So the deciding rank measures times as they are in a step, where all ranks compute at once.
+    So the first rank measures times as they are in a step, where all ranks compute at once.
     """
     return busy(session.device.type == "cpu" and session.position("pp") > 0)
 

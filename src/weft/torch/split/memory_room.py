@@ -1,4 +1,4 @@
-"""Whether a split by time fits the ranks' memory: what ``optimize`` means where nobody has said it."""
+"""The meaning of ``optimize`` where nobody has said it: by speed, if such a split fits the ranks' memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_MEMORY = 0.8
 
 
 def limit_bytes(session: Session) -> float | None:
-    """How much memory a rank may take; None where neither the setting nor a GPU limits it."""
+    """The bytes that a rank may take; None where neither the setting nor a GPU limits it."""
     if session.settings.memory_limit:
         return session.settings.memory_limit * 2**30
     if session.device.type == "cuda":
@@ -31,7 +31,7 @@ def limit_bytes(session: Session) -> float | None:
 
 
 def device_bytes(session: Session) -> float:
-    """How much memory a rank has: what the setting says, its GPU's, or its part of the host's (or control group's)."""
+    """The bytes that a rank has: by the setting, its GPU's, or its part of the host's (or control group's)."""
     limited = limit_bytes(session)
     if limited is not None:
         return limited

@@ -102,7 +102,7 @@ class Sized:
     samples: int
 
     def line(self, figure: str) -> Line:
-        """What the whole model has of a figure, by the samples of a microbatch."""
+        """A figure of the whole model, by the samples of a microbatch."""
         return Line.through(
             {self.samples // number: _sum(trace, figure) for number, trace in self.traces.items()}
         )
@@ -147,7 +147,7 @@ def _judge(
     link: MeasuredLink,
     limit: float,
 ) -> Judged:
-    """What becomes of a number; models follow each other in a step."""
+    """The verdict on a number of microbatches; models follow each other in a step."""
     settings = decide_optimize(replace(session.settings, microbatches=number), "speed")
     try:
         steps = [

@@ -1,4 +1,4 @@
-"""Which modules to open, and where each unit goes.
+"""The choice of modules to open, and of each unit's partition.
 
 Finer units balance better and cost more: every opened module's glue is intercepted on every rank, and a cut inside a
 block sends more tensors. So several granularities are tried; for each the placement is exact (``partition.chain``),
@@ -111,17 +111,12 @@ def _larger(tree: Tree, part: float) -> set[str]:
         if name
         and tree.openable(name)
         and not tree.writes(name)
-        and (_weight(tree, name) > part * total or tree.must_open(name))
+        and (sum(map(_weight_of, tree.subtree(name))) > part * total or tree.must_open(name))
     }
 
 
 def _weight_of(record: Record) -> float:
     return record.forward_s + record.backward_s
-
-
-def _weight(tree: Tree, name: str) -> float:
-    """Time of a module's subtree; modules without measured time weigh by their parameters through grain 0."""
-    return sum(_weight_of(record) for record in tree.subtree(name))
 
 
 def _candidates(tree: Tree, choice: Choice) -> list[str]:
@@ -210,7 +205,7 @@ def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:
 
 
 def _crossing_s(size: int) -> float:
-    """What a tensor of ``size`` bytes and its gradient cost where they cross, in seconds."""
+    """The seconds that a tensor of ``size`` bytes and its gradient cost where they cross."""
     return CROSSING_S + 2 * size / BYTES_PER_S
 
 

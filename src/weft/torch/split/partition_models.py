@@ -116,7 +116,7 @@ def partition_models(
 
 
 def _planned(plans: Sequence[Plan]) -> Planned | None:
-    """What is expected of a step with all these models; None where an older checkpoint's plan does not say."""
+    """The expected step with all these models; None where an older checkpoint's plan does not say."""
     told = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
     return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
 
@@ -404,7 +404,8 @@ def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
 
 
 def _count_writes(traced: Trace, name: str) -> int:
-    """How often a microbatch calls the unit, if it leaves something to the next one: buffers, attributes."""
+    """The number of a unit's calls in a microbatch, if it leaves something to the next one: buffers, attributes.
+    buffers, attributes."""
     written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
     keeps = any(is_below(buffer, name) for buffer in written) or any(
         each.in_order and each.inside(name) for each in traced.attributes

@@ -1,4 +1,4 @@
-"""What happened, for people: the partition's table, the timeline of the last step."""
+"""Reports for people: the partition's table, the timeline of the last step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def partition_report(model: Any = None) -> PartitionReport:
 
 
 def recorded_timeline() -> Timeline:
-    """What each rank of the pipeline ran when in the last step; collective over the pipeline, times in seconds.
+    """The timeline of each rank of the pipeline in the last step; collective over the pipeline, times in seconds.
 
     Spans carry the pipeline rank. The clock is the host's, so spans of ranks on one host line up.
     """

@@ -60,7 +60,7 @@ activation that was kept."""
 
 
 def cost_of(record: Record) -> Unit:
-    """What a module costs by itself, without the modules that it called."""
+    """The cost of a module by itself, without the modules that it called."""
     measured = record.input_s or record.weight_s
     return Unit(
         record.name,
@@ -236,7 +236,7 @@ class Tree:
                     tie(piece, home.get(callee))
                 for number in part.parameters_used:
                     tie(piece, holders.get(number))
-        for _, names in self.trace.together:
+        for _, names in self.trace.function_calls:
             homes = [home[name] for name in names if name in home and not home[name].floating]
             for one, other in itertools.pairwise(homes):
                 tie(one, other)

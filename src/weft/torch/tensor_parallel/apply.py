@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import take_plain_for_whole
+from weft.torch.pytorch.private import take_plain_as_replicated
 from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark_copies
-from .experts import Mixture, in_parts, members, misfit, misfit_of_mixture
+from .experts import Mixture, members, misfit, misfit_of_mixture, run_sharded
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, features, row
-from .rules import as_whole
-from .shard_group import ShardGroup, team_of
+from .rules import as_full_tensor
+from .shard_group import ShardGroup, shard_group_of
 from .sharded_activations import enters, plain
 from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits
 from .vocabulary import LookedUp, scores
@@ -47,10 +47,15 @@ class SplitLinear:
         module: nn.Module,
         linear: Linear,
         shard_group: ShardGroup,
-        in_parts: bool = False,
+        stays_sharded: bool = False,
         name: str = "",
     ) -> None:
-        self.module, self.linear, self.shard_group, self.in_parts = module, linear, shard_group, in_parts
+        self.module, self.linear, self.shard_group, self.stays_sharded = (
+            module,
+            linear,
+            shard_group,
+            stays_sharded,
+        )
         self.name = name
         self.cuts = cuts_of(module, linear)
 
@@ -58,20 +63,20 @@ class SplitLinear:
         check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
-            args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
+            args, kwargs = replaced((args, kwargs), lambda each: as_full_tensor(plain(each)))
             return attend(module, self.shard_group, Entered(), *args, **kwargs)
         if self.linear.kind == EXPERTS:
-            args, kwargs = replaced((args, kwargs), lambda each: as_whole(plain(each)))
-            return in_parts(self.module, self.linear, self.shard_group, args, kwargs)
+            args, kwargs = replaced((args, kwargs), lambda each: as_full_tensor(plain(each)))
+            return run_sharded(self.module, self.linear, self.shard_group, args, kwargs)
         if self.linear.kind == VOCABULARY:
-            args, kwargs = replaced((args, kwargs), as_whole)
+            args, kwargs = replaced((args, kwargs), as_full_tensor)
             if not isinstance(self.module, nn.Embedding):
-                return scores(self.module, self.shard_group, self.in_parts, *args, **kwargs)
-            with LookedUp(self.module, self.shard_group, self.in_parts):
+                return scores(self.module, self.shard_group, self.stays_sharded, *args, **kwargs)
+            with LookedUp(self.module, self.shard_group, self.stays_sharded):
                 return type(self.module).forward(self.module, *args, **kwargs)
         (given,) = (*args, *kwargs.values())
         if self.linear.kind == ROW:
-            return row(self.module, given, self.shard_group, self.in_parts)
+            return row(self.module, given, self.shard_group, self.stays_sharded)
         entered = _inside.entered[-1] if _inside.entered else enters
         return column(self.module, given, self.linear.blocks, self.shard_group, entered)
 
@@ -80,13 +85,13 @@ class SplitLinear:
         memo[id(self)] = copied
         copied.module = memo[id(self.module)]
         copied.linear, copied.shard_group, copied.cuts = self.linear, self.shard_group, self.cuts
-        copied.in_parts, copied.name = self.in_parts, self.name
+        copied.stays_sharded, copied.name = self.stays_sharded, self.name
         mark_copies(self.module, self.cuts, self.shard_group, memo)
         return copied
 
 
 class SplitRegion:
-    """Stands for a region's ``forward``: nothing in parts comes out of it."""
+    """Stands for a region's ``forward``: no shard comes out of it."""
 
     def __init__(self, module: nn.Module, shard_group: ShardGroup) -> None:
         self.module, self.shard_group = module, shard_group
@@ -103,16 +108,16 @@ class SplitRegion:
 
     def _whole(self, tensor: Tensor) -> Tensor:
         other = (
-            isinstance(tensor, DTensor) and team_of(tensor) is not self.shard_group
-        )  # in parts along positions
-        return tensor if other else as_whole(tensor)
+            isinstance(tensor, DTensor) and shard_group_of(tensor) is not self.shard_group
+        )  # sharded along positions
+        return tensor if other else as_full_tensor(tensor)
 
 
 def split(
     model: nn.Module, splits: Splits, group: Any, rank: int, size: int, device: torch.device,
     timeout: timedelta | None = None,
 ) -> ShardGroup | None:  # fmt: skip
-    """Cut the parameters of the linears in ``splits``, in place, and let the model run in parts.
+    """Cut the parameters of the linears in ``splits``, in place, and let the model run on shards.
 
     Parameters stay the same objects, with this rank's part in them; gradients that they have are dropped. Every rank of
     the group calls this with a model that has the same parameters. A model that is split already stays as it is.
@@ -136,7 +141,7 @@ def split(
     _check(model, splits, size)
     if not linears or any(is_cut(_weight(model.get_submodule(name), how)) for name, how in linears.items()):
         return None
-    take_plain_for_whole()
+    take_plain_as_replicated()
     shard_group = ShardGroup.of(group, rank, size, device, timeout)
     answer(Functions(shard_group))
     mixtures: list[Mixture] = []

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.torch.tensors.cut_weights import own
 
 from .cuts import Cut
-from .rules import as_whole, stream_of_part, wrap
+from .rules import as_full_tensor, stream_of_part, wrap
 from .shard_group import ShardGroup, leave
 
 Enters = Callable[[Tensor, ShardGroup], Tensor]
@@ -35,7 +35,7 @@ def why_whole(module: nn.MultiheadAttention, size: int) -> str:
 
 
 def cuts_of_attention(module: nn.MultiheadAttention) -> dict[str, Cut]:
-    """How its parameters are cut, by name."""
+    """The cuts of its parameters, by name."""
     width = module.embed_dim
     cuts = {"in_proj_weight": Cut(0, (width,) * 3, (3 * width, width))}
     if module.in_proj_bias is not None:
@@ -84,7 +84,7 @@ def attend(
         weights = (
             leave(weights.sum(1) / module.num_heads, shard_group)
             if average_attn_weights
-            else as_whole(wrap(weights, 1, shard_group))
+            else as_full_tensor(wrap(weights, 1, shard_group))
         )
         weights = weights if batched else weights.squeeze(0)
     result = result.transpose(0, 1) if swapped else result

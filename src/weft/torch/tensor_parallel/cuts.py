@@ -1,4 +1,4 @@
-"""How a parameter was cut, and whole tensors from parts and back.
+"""Cuts of a parameter, and full tensors from shards and back.
 
 A fused projection holds several results behind each other, of which each rank needs a part. So a dimension is cut in
 blocks: rank 0 of 2 holds the first half of each block. Where the number of ranks does not divide a block, the first
@@ -37,7 +37,7 @@ class Holders(Protocol):
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is cut.
+    """The cut of a tensor.
 
     Attributes:
         dim: The dimension that is cut.
@@ -64,7 +64,7 @@ class Cut:
 
 
 def part_sizes(total: int, size: int) -> list[int]:
-    """How much each of ``size`` ranks has of ``total``.
+    """The number of elements that each of ``size`` ranks has of ``total``.
 
     >>> part_sizes(50257, 2), part_sizes(5, 4)
     ([25129, 25128], [2, 1, 1, 1])
@@ -76,19 +76,20 @@ def cut_by(tensor: Tensor, how: Cut, rank: int, size: int) -> Tensor:
     """The part of ``rank``, contiguous, in memory of its own."""
     blocks = tensor.split(how.blocks, how.dim)
     sizes = how.sizes(size)
-    parts = [block.split(each, how.dim)[rank] for block, each in zip(blocks, sizes, strict=True)]
-    return torch.cat(parts, how.dim)
+    shards = [block.split(each, how.dim)[rank] for block, each in zip(blocks, sizes, strict=True)]
+    return torch.cat(shards, how.dim)
 
 
-def joined(parts: Sequence[Tensor], how: Cut) -> Tensor:
+def joined(shards: Sequence[Tensor], how: Cut) -> Tensor:
     """The whole of the parts of all ranks in their order."""
-    sizes = how.sizes(len(parts))
-    blocks = [part.split([each[n] for each in sizes], how.dim) for n, part in enumerate(parts)]
+    sizes = how.sizes(len(shards))
+    blocks = [shard.split([each[n] for each in sizes], how.dim) for n, shard in enumerate(shards)]
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
 def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
-    """How the parameter was cut, and over which ranks; the cut of the whole first, then that of a part of it."""
+    """The cuts of a parameter, and the ranks that hold its shards; the cut of the whole first, then that of a part
+    of it."""
     return getattr(parameter, CUT) or ()
 
 
@@ -123,12 +124,12 @@ def axes_of(parameter: Tensor) -> set[str]:
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
-    """How the whole parameter was cut; None if it is whole. This rank may have only a part of that part."""
+    """The cut of the whole parameter; None if it is whole. This rank may have only a part of that part."""
     found = _cuts(parameter)
     return found[0][0] if found else None
 
 
-def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
+def full_tensor(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     """The whole of a parameter, from all ranks that hold parts of it, which call this together.
 
     Args:
@@ -146,7 +147,7 @@ def whole(parameter: Tensor, value: Tensor | None = None) -> Tensor:
 
 
 def cut(value: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, cut as the parameter is; the tensor itself if the parameter is whole.
+    """This rank's part of a full tensor, cut as the parameter is; the tensor itself if the parameter is whole.
 
     Args:
         value: It has the shape of the whole, or of a part that was cut again.
@@ -161,7 +162,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
     if not can_cut(value, parameter):
         raise UsageError(
             f"a tensor of shape {tuple(value.shape)} cannot be cut like a parameter whose whole has shape "
-            f"{found[0][0].shape}; hand in the whole tensor"
+            f"{found[0][0].shape}; hand in the full tensor"
         )
     for how, shard_group in found:
         if tuple(value.shape) == how.shape:

@@ -1,10 +1,9 @@
-"""What can be split, found by running the model in parts: as the first of ranks that are not there.
+"""Modules that can be split, found by running the sharded model: as the first of ranks that are not there.
 
-Each linear that gets a whole tensor is tried as one cut by its results; one that gets a tensor in parts, as one cut by
-its inputs. In between, every function on a tensor in parts is watched. What fails, needs messages between the ranks or
-loses the parts is a conflict: the linears where its tensors come from stay whole, with the reason, and so do those like
-them in other layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes
-are not.
+Each linear that gets a full tensor is tried as column-parallel; one that gets a shard, as row-parallel. In between,
+every function on a sharded tensor is watched. What fails, needs messages between the ranks or loses the shards is a
+conflict: the linears where its tensors come from stay whole, with the reason, and so do those like them in other
+layers. The model is run again without them, until nothing changes. Numbers are garbage meanwhile; shapes are not.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from weft.torch.pytorch.private import (
     has_forward_hooks,
     imagined_mesh,
     is_compiled,
-    take_plain_for_whole,
+    take_plain_as_replicated,
 )
 from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
@@ -48,7 +47,7 @@ def find(
     model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False, experts: str = "auto",
     leaking: Collection[str] = (),
 ) -> Splits:  # fmt: skip
-    """Which linears of ``model`` can be split over ``size`` ranks, and how.
+    """The linears of ``model`` that can be split over ``size`` ranks, and how.
 
     One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
     random numbers.
@@ -57,7 +56,7 @@ def find(
         model: The model, whole, on the CPU, a GPU or ``meta``.
         run: Runs the model once on one microbatch, with or without the loss. It is run several times.
         size: How many ranks axis ``tp`` has.
-        sequence: Whether tokens are to be in parts between the linears that are split.
+        sequence: Whether tokens are to be sharded between the linears that are split.
         experts: How ranks share experts: as the settings say it.
         leaking: Modules out of which tensors get by another way than their result.
 
@@ -66,79 +65,143 @@ def find(
         UsageError: What the script wants to be split cannot be, see :func:`wished`.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    whole, wanted = _excluded(model), wished(model)
-    words_wanted = [name for name, how in wanted.items() if how == VOCABULARY]
+    search = _Search(model, run, size, leaking)
     if size > 1:
-        refuse_whole(model, {name: why for name, why in whole.items() if name not in words_wanted})
-        refuse_whole(model, _misfits(model, wanted, size))
-    candidates = {
-        n: m for n, m in model.named_modules() if is_linear(m) and n not in whole and n not in words_wanted
-    }
-    attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
-    embedded = any(isinstance(module, nn.Embedding) for module in model.modules())
-    mixed = experts_of(model) or around_lonely(model)
-    if size == 1 or not (candidates or attentions or embedded or wanted or mixed):
-        return Splits(size, (), whole)
-    take_plain_for_whole()
+        search.refuse_misfits()
+    if size == 1 or not search.has_candidates():
+        return Splits(size, (), search.whole)
+    take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
-        shard_group = ShardGroup(mesh, None, 0, size)
-        owners, wish = _owners(model), partial(_own_wish, model, hooks=False)
-        mixtures, uneven = ({}, {}) if experts == "parts" else find_mixtures(
-            model, run, size, owners,
-            lambda name: "the script says how to split it" if name in wanted else wish(name), leaking,
+        search.find_mixtures(experts)
+        search.find_linears(ShardGroup(mesh, None, 0, size))
+        search.find_vocabulary()
+        search.find_experts(experts)
+        search.find_sharded_results(sequence)
+    return search.splits()
+
+
+class _Search:
+    """The phases of :func:`find` in their order, and what each has found.
+
+    Attributes:
+        whole: Modules that stay whole, and why.
+        wanted: How the script wants modules to be cut, by name.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[[], Any], size: int, leaking: Collection[str]) -> None:
+        self.model, self.run, self.size, self.leaking = model, run, size, leaking
+        self.whole, self.wanted = _excluded(model), wished(model)
+        self.wish = partial(_own_wish, model, hooks=False)
+        self.words_wanted = [name for name, how in self.wanted.items() if how == VOCABULARY]
+        self.candidates = {
+            n: m
+            for n, m in model.named_modules()
+            if is_linear(m) and n not in self.whole and n not in self.words_wanted
+        }
+        self.attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
+
+    def refuse_misfits(self) -> None:
+        """Refuse wishes of the script that the model or the number of ranks does not allow."""
+        words = self.words_wanted
+        refuse_whole(self.model, {name: why for name, why in self.whole.items() if name not in words})
+        refuse_whole(self.model, _misfits(self.model, self.wanted, self.size))
+
+    def has_candidates(self) -> bool:
+        """True if there is anything that could be split."""
+        if self.candidates or self.attentions or self.wanted:
+            return True
+        embedded = any(isinstance(module, nn.Embedding) for module in self.model.modules())
+        return bool(embedded or experts_of(self.model) or around_lonely(self.model))
+
+    def find_mixtures(self, experts: str) -> None:
+        """Find mixtures whose experts are modules; nothing inside of these is split in another way."""
+        self.owners = _owners(self.model)
+        self.mixtures, self.uneven = ({}, {}) if experts == "expert_tensor_parallel" else find_mixtures(
+            self.model, self.run, self.size, self.owners,
+            lambda name: "the script says how to split it" if name in self.wanted else self.wish(name), self.leaking,
         )  # fmt: skip
-        inside = {name for name, _ in model.named_modules() if shares_out(mixtures, name)}
-        whole = {name: reason for name, reason in whole.items() if name not in inside}
-        trial = Trial(
-            {name: each for name, each in candidates.items() if name not in inside}, size,
-            {name: how for name, how in wanted.items() if name not in words_wanted},
+        self.inside = {name for name, _ in self.model.named_modules() if shares_out(self.mixtures, name)}
+        self.whole = {name: reason for name, reason in self.whole.items() if name not in self.inside}
+
+    def find_linears(self, shard_group: ShardGroup) -> None:
+        """Run the model on shards until nothing fails: each run keeps more linears whole."""
+        self.trial = Trial(
+            {name: each for name, each in self.candidates.items() if name not in self.inside}, self.size,
+            {name: how for name, how in self.wanted.items() if name not in self.words_wanted},
         )  # fmt: skip
-        while _once(run, shard_group, trial):
-            pass  # each run keeps more linears whole, or takes one more for a fused projection
-        adopt_uncalled(model, trial)
-        whole.update(trial.whole)
-        words, others = find_vocabulary(
-            model, run, size, owners, whole,
-            lambda name: _BESIDE if name in inside else wish(name), words_wanted,
+        while _once(self.run, shard_group, self.trial):
+            pass  # or takes one more for a fused projection
+        adopt_uncalled(self.model, self.trial)
+        self.whole.update(self.trial.whole)
+
+    def find_vocabulary(self) -> None:
+        """Find embeddings and heads that can be cut by words."""
+        self.words, self.others = find_vocabulary(
+            self.model, self.run, self.size, self.owners, self.whole,
+            lambda name: _BESIDE if name in self.inside else self.wish(name), self.words_wanted,
         )  # fmt: skip
-        refuse_whole(model, others)
-        stacked, uncut, told = find_experts(
-            model, run, size, owners, wish, experts, inside, {*trial.kinds, *trial.alone, *words}, leaking
-        )  # fmt: skip
-        kinds = {name: SCORES for name in words if not isinstance(model.get_submodule(name), nn.Embedding)}
+        refuse_whole(self.model, self.others)
+
+    def find_experts(self, experts: str) -> None:
+        """Find experts whose weights are one tensor."""
+        split = {*self.trial.kinds, *self.trial.alone, *self.words}
+        self.stacked, self.uncut, self.told = find_experts(
+            self.model, self.run, self.size, self.owners, self.wish, experts, self.inside, split, self.leaking
+        )
+
+    def find_sharded_results(self, sequence: bool) -> None:
+        """Find linears and embeddings whose results may stay sharded."""
+        trial = self.trial
+        kinds = {n: SCORES for n in self.words if not isinstance(self.model.get_submodule(n), nn.Embedding)}
         if sequence:
-            kinds.update({name: TOKENS for name in words if name not in kinds})
+            kinds.update({name: TOKENS for name in self.words if name not in kinds})
             kinds.update({name: TOKENS for name, kind in trial.kinds.items() if kind == ROW})
         columns = [name for name, kind in trial.kinds.items() if kind == COLUMN]
-        columns += [name for name in trial.alone if wanted[name] == COLUMN]
+        columns += [name for name in trial.alone if self.wanted[name] == COLUMN]
         gathering = [*columns, *(name for name, kind in kinds.items() if kind == SCORES)]
-        spread, notes = watch(model, run, size, kinds, gathering)
-    regions = _regions(model, trial)
-    regions.update({name: {name: Linear(wanted[name])} for name in trial.alone})
-    regions.update({name: {name: linear} for name, linear in {**stacked, **mixtures}.items()})
-    whole.update(_uncut_experts(model, inside, stacked, uncut))
-    for name, attention in attentions.items():
-        if name not in inside:
-            whole.pop(f"{name}.out_proj", None)
-            shared = any(len(owners[id(parameter)]) > 1 for parameter in attention.parameters())
-            if reason := _why_attention_is_whole(model, name, attention, size, shared, trial.called):
-                whole[name] = reason
+        self.sharded, self.notes = watch(self.model, self.run, self.size, kinds, gathering)
+
+    def splits(self) -> Splits:
+        """The findings as a value."""
+        regions = _regions(self.model, self.trial)
+        regions.update({name: {name: Linear(self.wanted[name])} for name in self.trial.alone})
+        regions.update({name: {name: linear} for name, linear in {**self.stacked, **self.mixtures}.items()})
+        self.whole.update(_uncut_experts(self.model, self.inside, self.stacked, self.uncut))
+        self._add_attentions(regions)
+        self.whole.update(self.others)
+        for name in self.words:
+            self.whole.pop(name, None)
+            regions[name] = {name: Linear(VOCABULARY)}
+        names = [name for name, _ in self.model.named_modules()]
+        found = tuple(Region(name, regions[name]) for name in names if name in regions)
+        whole = {name: self.whole[name] for name in names if name in self.whole}
+        by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in self.uneven.items()}
+        return Splits(self.size, found, whole, tuple(self.sharded), self._all_notes(), by_part)
+
+    def _add_attentions(self, regions: dict[str, dict[str, Linear]]) -> None:
+        """Give attention modules outside of mixtures to the regions, or the reason why they stay whole."""
+        for name, attention in self.attentions.items():
+            if name in self.inside:
+                continue
+            self.whole.pop(f"{name}.out_proj", None)
+            shared = any(len(self.owners[id(parameter)]) > 1 for parameter in attention.parameters())
+            called = self.trial.called
+            if reason := _why_attention_is_whole(self.model, name, attention, self.size, shared, called):
+                self.whole[name] = reason
             else:
                 regions[name] = {name: Linear(HEADS)}
-    whole.update(others)
-    for name in words:
-        whole.pop(name, None)
-        regions[name] = {name: Linear(VOCABULARY)}
-    found = tuple(Region(name, regions[name]) for name, _ in model.named_modules() if name in regions)
-    whole = {name: whole[name] for name, module in model.named_modules() if name in whole}
-    for name in wanted:
-        besides = "put together" if wanted[name] == COLUMN and name in trial.alone else notes.get(name, "")
-        notes[name] = "as the script says" + f", {besides}" * bool(besides)
-    notes.update(_notes_of_experts(stacked, told))
-    by_part = {name: f"not {HOW[MIXTURE]}: {why}" for name, why in uneven.items()}
-    return Splits(size, found, whole, tuple(spread), notes, by_part)
+
+    def _all_notes(self) -> dict[str, str]:
+        """Notes about results, wishes of the script, and experts."""
+        notes = dict(self.notes)
+        for name, how in self.wanted.items():
+            alone = how == COLUMN and name in self.trial.alone
+            besides = "all-gathered" if alone else notes.get(name, "")
+            notes[name] = "as the script says" + f", {besides}" * bool(besides)
+        notes.update(_notes_of_experts(self.stacked, self.told))
+        return notes
 
 
 def _why_attention_is_whole(
@@ -160,7 +223,7 @@ def _why_attention_is_whole(
 def _notes_of_experts(stacked: Mapping[str, Linear], told: Mapping[str, str]) -> dict[str, str]:
     """Why experts are split in another way than the first one that is tried."""
     return {
-        name: f"{'not inside of each expert' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
+        name: f"{'not expert tensor parallel' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
         for name, why in told.items()
     }
 
@@ -221,7 +284,7 @@ def _excluded(model: nn.Module) -> dict[str, str]:
 
 
 def _is_wanted_whole(model: nn.Module, name: str) -> bool:
-    """What the script has said of the module, or of the innermost around it of which it has said something."""
+    """True if the script wants the module whole, or the innermost around it of which it has said something."""
     parts, wish = name.split(".") if name else [], False
     for count in range(len(parts) + 1):
         wish = model.get_submodule(".".join(parts[:count])).__dict__.get(WHOLE, (wish,))[0]
@@ -229,7 +292,7 @@ def _is_wanted_whole(model: nn.Module, name: str) -> bool:
 
 
 def wished(model: nn.Module) -> dict[str, str]:
-    """How the script wants modules to be cut of which it has said so, by name; see ``weft.set_tensor_parallelism``."""
+    """The cut that the script wants for modules, by name; see ``weft.set_tensor_parallelism``."""
     found = {name: module.__dict__.get(WHOLE, (None,))[0] for name, module in model.named_modules()}
     return {name: how for name, how in found.items() if isinstance(how, str)}
 
@@ -317,12 +380,12 @@ def _noted(called: set[int]) -> Iterator[None]:
 
 
 def _regions(model: nn.Module, trial: Trial) -> dict[str, dict[str, Linear]]:
-    """The smallest modules that hold all linears between which tensors are in parts."""
+    """The smallest modules that hold all linears between which tensors are sharded."""
     group = {name: {name} for name in trial.kinds}
     for fed, sources in trial.fed.items():
-        together = set().union(*(group[name] for name in {fed, *sources}))
-        for name in together:
-            group[name] = together
+        members = set().union(*(group[name] for name in {fed, *sources}))
+        for name in members:
+            group[name] = members
     roots: dict[str, dict[str, Linear]] = {}
     for name, kind in trial.kinds.items():
         blocks = trial.blocks_of(name) if kind == COLUMN else ()

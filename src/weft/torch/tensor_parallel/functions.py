@@ -1,8 +1,8 @@
-"""What PyTorch's functions do with tensors in parts: weft's rules first, then PyTorch's own for ``DTensor``.
+"""PyTorch's functions on sharded tensors: weft's rules first, then PyTorch's own for ``DTensor``.
 
 Every function with such a tensor among its arguments comes here first, on whatever thread and in whatever module.
 weft has rules of its own for what would fail, would need messages between the ranks, or would draw the same random
-numbers for different parts. What no rule covers is done with whole tensors: slow, but what the model says.
+numbers for different parts. What no rule covers is done with full tensors: slow, but what the model says.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_for_whole_here
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_as_replicated_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors import shards
 from weft.torch.tensors.marks import BLOCKS
 
-from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
-from .shard_group import TOGETHER, ShardGroup
+from .rules import RULES, Rule, Unsplittable, as_full_tensor, shards_in
+from .shard_group import ALL_GATHERS, ShardGroup
 from .sharded_activations import plain
 
 log = logging.getLogger("weft")
 FATAL: tuple[type[BaseException], ...] = (
     torch.OutOfMemoryError, dist.DistError, DivergenceError, PeerError, StallError, *ENDS_A_CHECKPOINT,
 )  # fmt: skip
-"""What whole tensors would not help against, or what may come on one rank only."""
+"""What full tensors would not help against, or what may come on one rank only."""
 _functions: dict[str, Functions] = {}
 _plain: Callable[..., Any] = DTensor.__torch_function__
 
@@ -47,20 +47,20 @@ class Functions:
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = replaced((args, kwargs), plain)
         try:
-            return self.in_parts(func, types, args, kwargs)
+            return self.on_shards(func, types, args, kwargs)
         except FATAL:
             raise
         except Exception as reason:
-            return self.with_whole(func, args, kwargs, reason)
+            return self.on_full_tensors(func, args, kwargs, reason)
 
-    def in_parts(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result, each rank computing its part."""
-        parts = parts_in(args, kwargs)
+        parts = shards_in(args, kwargs)
         if any(getattr(part, BLOCKS) is not None for part in parts):
             return RULES["blocks"](self.shard_group, func, args, kwargs)
         written = targets(func, args, kwargs)
         if written and not all(isinstance(each, DTensor) for each in written):
-            raise Unsplittable("writes its parts into a whole tensor")
+            raise Unsplittable("writes its parts into a full tensor")
         rule = self.rules.get(func)
         if rule is not None:
             result = rule(self.shard_group, func, args, kwargs)
@@ -71,29 +71,29 @@ class Functions:
         return _plain(func, types, args, kwargs)
 
     def wrapped(self, tensor: Tensor) -> Tensor:
-        """A whole tensor with a gradient, so that its gradient becomes plain and whole again."""
+        """A full tensor with a gradient, so that its gradient becomes plain and whole again."""
         if tensor.requires_grad and not isinstance(tensor, DTensor):
             return DTensor.from_local(tensor, self.shard_group.mesh, [Replicate()], run_check=False)
         return tensor
 
-    def with_whole(
+    def on_full_tensors(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: BaseException
     ) -> Any:
-        """The function's result for whole tensors, which each rank gathers."""
+        """The function's result for full tensors, which each rank gathers."""
         if any(isinstance(each, DTensor) for each in targets(func, args, kwargs)):
             raise UsageError(
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        args, kwargs = replaced((args, kwargs), self.whole)
+        args, kwargs = replaced((args, kwargs), self.full_tensor)
         return func(*args, **kwargs)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """A plain tensor with what the ranks hold together."""
-        return as_whole(tensor)
+        return as_full_tensor(tensor)
 
 
-def together(tensor: Tensor) -> Tensor:
+def gather_full_tensor(tensor: Tensor) -> Tensor:
     """A plain tensor with what the ranks hold together, if each has a part of it; all of them call this together.
 
     The whole is for what every rank computes alike: its gradient is the same on each.
@@ -102,13 +102,13 @@ def together(tensor: Tensor) -> Tensor:
         return tensor
     functions = _answering(tensor)
     if functions is None:
-        return as_whole(tensor)
-    functions.shard_group.agree(TOGETHER)
+        return as_full_tensor(tensor)
+    functions.shard_group.agree(ALL_GATHERS)
     with torch.enable_grad():
-        return functions.whole(tensor)
+        return functions.full_tensor(tensor)
 
 
-shards.register(DTensor, together)
+shards.register(DTensor, gather_full_tensor)
 
 
 def _answering(part: DTensor) -> Functions | None:
@@ -117,7 +117,7 @@ def _answering(part: DTensor) -> Functions | None:
 
 
 def name_of(func: Any) -> str:
-    """How a message calls the function."""
+    """The function's name in a message."""
     return str(getattr(func, "__name__", func)).strip("_")
 
 
@@ -136,10 +136,10 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
     """Stands for ``DTensor.__torch_function__``."""
     if func in METADATA or func in AUTOGRAD:
         return _plain(func, types, args, kwargs or {})
-    for part in parts_in(args, kwargs or {}):
+    for part in shards_in(args, kwargs or {}):
         functions = _answering(part)
         if functions is not None:
-            take_plain_for_whole_here()
+            take_plain_as_replicated_here()
             return functions(func, types, args, kwargs or {})
     return _plain(func, types, args, kwargs or {})
 

@@ -1,4 +1,4 @@
-"""Linear layers, of PyTorch and of `transformers`, whole and in parts."""
+"""Linear layers, of PyTorch and of `transformers`, whole and sharded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.torch.tensors.cut_weights import own
 from .attention import cuts_of_attention
 from .cuts import Cut
 from .experts import cuts_of_experts, cuts_of_mixture
-from .rules import as_parts, as_whole, wrap
+from .rules import as_full_tensor, as_shard, wrap
 from .shard_group import ShardGroup, leave
 from .sharded_activations import ShardedActivation, can_scatter, enters, plain, scattered
 from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
@@ -34,14 +34,14 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """How many inputs and how many results a linear has."""
+    """The numbers of inputs and of results of a linear."""
     shape = [*module.get_parameter("weight").shape]
     results, inputs = reversed(shape) if is_transposed(module) else shape
     return inputs, results
 
 
 def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """How the parameters of a linear are cut, by name; those that stay whole are left out."""
+    """The cuts of a linear's parameters, by name; those that stay whole are left out."""
     if isinstance(module, nn.MultiheadAttention):
         return cuts_of_attention(module)
     if linear.kind == EXPERTS:
@@ -69,7 +69,7 @@ def product(module: nn.Module, inputs: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Entered:
-    """Whole tensors that have entered a region, so that linears that share one share its gradient's messages."""
+    """Full tensors that have entered a region, so that linears that share one share its gradient's messages."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Tensor, int, Tensor]] = {}
@@ -87,20 +87,20 @@ def column(
     module: nn.Module, input: Any, blocks: tuple[int, ...], shard_group: ShardGroup, entered: Any
 ) -> DTensor:
     """Some of the results, as a part of all."""
-    local = entered(as_whole(input), shard_group)
+    local = entered(as_full_tensor(input), shard_group)
     bias = own(module, "bias")
     return wrap(product(module, local, bias), -1, shard_group, blocks)
 
 
-def row(module: nn.Module, input: Any, shard_group: ShardGroup, in_parts: bool = False) -> Tensor:
+def row(module: nn.Module, input: Any, shard_group: ShardGroup, stays_sharded: bool = False) -> Tensor:
     """All results, from some of the inputs and the other ranks' sums; ``in_parts``: each rank those of some tokens."""
     if not isinstance(input, DTensor):
         input = DTensor.from_local(plain(input), shard_group.mesh, [Replicate()]).redistribute(
             placements=[Shard(input.ndim - 1)]
         )
-    sums = product(module, as_parts(input, input.ndim - 1, shard_group), None)
+    sums = product(module, as_shard(input, input.ndim - 1, shard_group), None)
     bias = own(module, "bias")
-    if in_parts and can_scatter(sums, shard_group):
+    if stays_sharded and can_scatter(sums, shard_group):
         return scattered(sums, shard_group, bias)
     result = leave(sums, shard_group)
     return result if bias is None else result.add_(bias.to(result.dtype))

@@ -1,7 +1,7 @@
-"""weft's own rules for functions on tensors in parts: attention, products, dropout, fused projections.
+"""weft's own rules for functions on sharded tensors: attention, products, dropout, fused projections.
 
 Each takes the group, the function and its arguments. It gives the result, or ``NotImplemented`` where PyTorch's own
-rule will do, or raises :class:`Unsplittable` where whole tensors are needed.
+rule will do, or raises :class:`Unsplittable` where full tensors are needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .shard_group import ShardGroup, enter, exchanging
 
 
 class Unsplittable(Exception):
-    """A function needs whole tensors; the text says why, behind the function's name, and ``tensor`` which one."""
+    """A function needs full tensors; the text says why, behind the function's name, and ``tensor`` which one."""
 
     def __init__(self, text: str, tensor: Any = None) -> None:
         super().__init__(text)
         self.tensor = tensor
 
 
-def parts_in(args: Any, kwargs: Any) -> list[DTensor]:
-    """The tensors in parts among the arguments."""
+def shards_in(args: Any, kwargs: Any) -> list[DTensor]:
+    """The sharded tensors among the arguments."""
     found: list[DTensor] = []
     waiting = [*args, *kwargs.values()]
     for each in waiting:
@@ -44,33 +44,33 @@ def parts_in(args: Any, kwargs: Any) -> list[DTensor]:
 
 
 def shard_of(tensor: Any) -> int | None:
-    """The dimension along which a tensor is in parts; None if it is whole, or in no simple parts."""
+    """The dimension along which a tensor is sharded; None if it is whole, or in no simple parts."""
     if not isinstance(tensor, DTensor):
         return None
     placement = tensor.placements[0]
     return placement.dim if type(placement) is Shard else None
 
 
-def as_whole(tensor: Tensor) -> Tensor:
+def as_full_tensor(tensor: Tensor) -> Tensor:
     """A plain tensor with what the parts hold together; its gradient reaches all parts."""
     if not isinstance(tensor, DTensor):
         return tensor
     blocks = getattr(tensor, BLOCKS)
     with exchanging(tensor):
-        whole: Tensor = tensor.full_tensor()
+        full: Tensor = tensor.full_tensor()
     if blocks is None:
-        return whole
+        return full
     size = tensor.device_mesh.size()
-    dim = whole.ndim - 1
-    return joined(whole.chunk(size, dim), Cut(dim, blocks, tuple(whole.shape)))
+    dim = full.ndim - 1
+    return joined(full.chunk(size, dim), Cut(dim, blocks, tuple(full.shape)))
 
 
-def as_parts(tensor: DTensor, dim: int, shard_group: ShardGroup) -> Tensor:
+def as_shard(tensor: DTensor, dim: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part along ``dim`` of a tensor in other parts."""
     if getattr(tensor, BLOCKS) is not None:
-        whole = as_whole(tensor)
+        full = as_full_tensor(tensor)
         return (
-            DTensor.from_local(whole, shard_group.mesh, [Replicate()])
+            DTensor.from_local(full, shard_group.mesh, [Replicate()])
             .redistribute(placements=[Shard(dim)])
             .to_local()
         )
@@ -93,7 +93,7 @@ def wrap(local: Tensor, dim: int, shard_group: ShardGroup, blocks: tuple[int, ..
 
 
 def _operand(tensor: Tensor, back: int, total: int, shard_group: ShardGroup) -> Tensor:
-    """This rank's part of an operand, of which dimension ``-back`` is in parts elsewhere and has ``total`` there."""
+    """This rank's part of an operand, of which dimension ``-back`` is sharded elsewhere and has ``total`` there."""
     if isinstance(tensor, DTensor):
         if getattr(tensor, BLOCKS) is None and shard_of(tensor) == tensor.ndim - back:
             local: Tensor = tensor.to_local()
@@ -105,7 +105,7 @@ def _operand(tensor: Tensor, back: int, total: int, shard_group: ShardGroup) -> 
         return enter(tensor, shard_group).narrow(
             -back, shard_group.rank * (total // shard_group.size), total // shard_group.size
         )
-    raise Unsplittable(f"has an operand of {tensor.shape[-back]} where {total} are in parts")
+    raise Unsplittable(f"has an operand of {tensor.shape[-back]} where {total} are sharded")
 
 
 def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     backs = {each.ndim - dim for each in (query, key, value) if (dim := shard_of(each)) is not None}
     back = max(backs, default=0)
     if back < 3 or query.ndim < back or query.shape[-back] % shard_group.size:
-        raise Unsplittable("needs whole heads in parts")
+        raise Unsplittable("needs whole heads on each rank")
     total = query.shape[-back]
     local = _operand(query, back, total, shard_group)
     key, value = (_few_heads(each, back, total, shard_group) for each in (key, value))
@@ -149,7 +149,7 @@ def _few_heads(tensor: Tensor, back: int, total: int, shard_group: ShardGroup) -
 
 
 def product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
-    """A product of matrices in batches that are in parts."""
+    """A product of matrices in batches that are sharded."""
     if len(args) != 2 or kwargs:
         return NotImplemented
     for each in args:
@@ -164,7 +164,7 @@ def product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def batched_product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
-    """A product of matrices whose first dimension, heads of all samples, is in parts."""
+    """A product of matrices whose first dimension, heads of all samples, is sharded."""
     if kwargs.keys() - {"batch1", "batch2", "beta", "alpha"}:
         return NotImplemented
     operands = [*args, *(kwargs[name] for name in ("batch1", "batch2") if name in kwargs)]
@@ -187,7 +187,7 @@ def batched_product(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) 
 
 
 def _is_strided(tensor: DTensor) -> bool:
-    """True if heads in parts were seen as one dimension with the samples."""
+    """True if sharded heads were seen as one dimension with the samples."""
     placement: Any = tensor.placements[0]
     return hasattr(placement, "split_factor") and placement.dim == 0
 
@@ -201,7 +201,7 @@ def concatenated(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> 
 
 
 def made_new(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
-    """A new tensor with as many heads as one in parts: it is in parts, too, for it is about to be filled with them."""
+    """A new tensor with as many heads as a sharded one: it is sharded, too, for it is about to be filled with them."""
     tensor = args[0]
     dim, size = (
         shard_of(tensor),
@@ -268,7 +268,7 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _fail() -> Any:
-    raise Unsplittable("draws random numbers for a tensor in parts")
+    raise Unsplittable("draws random numbers for a sharded tensor")
 
 
 def statistics(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
@@ -277,7 +277,7 @@ def statistics(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> An
 
 
 def drawn(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
-    """Other functions that draw random numbers, or may: as in one process, for whole tensors.
+    """Other functions that draw random numbers, or may: as in one process, for full tensors.
 
     PyTorch's own for parts draw the same numbers on every rank.
     """
@@ -347,7 +347,7 @@ def blocks_apart(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> 
     """Functions on the result of a fused projection: those that take its blocks apart, and some one by one."""
     tensor = args[0] if args else None
     blocks = getattr(tensor, BLOCKS, None)
-    if blocks is None or len(parts_in(args[1:], kwargs)):
+    if blocks is None or len(shards_in(args[1:], kwargs)):
         raise Unsplittable("takes the result of a fused projection together with other parts")
     assert isinstance(tensor, DTensor)
     if func in _ONE_BY_ONE and all(not isinstance(each, Tensor) or each.numel() == 1 for each in args[1:]):

@@ -46,8 +46,8 @@ def with_samples_of_all(session: Session, batch: MiniBatch) -> tuple[tuple[Any, 
         difference = different_inputs(session, texts)
         if difference:
             raise DivergenceError(
-                f'the ranks that split tensors have batches of other shapes: {difference}. With "inputs": "apart" each '
-                "brings as many samples as the others"
+                f'the ranks that split tensors have batches of other shapes: {difference}. With "inputs": "per_rank" '
+                "each brings as many samples as the others"
             )
 
         def whole(name: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One attempt at running a model in parts, and what it tells: see ``find``."""
+"""One attempt at running a sharded model, and what it tells: see ``find``."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from weft.torch.tensors.nested import tensors_in
 
 from .functions import FATAL, Functions, name_of
 from .linears import features, is_transposed
-from .rules import VIEWS, Unsplittable, new_shape, parts_in, ranges_of, shard_of, wrap
+from .rules import VIEWS, Unsplittable, new_shape, ranges_of, shard_of, shards_in, wrap
 from .shard_group import ShardGroup
 from .splits import COLUMN, ROW, pattern
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")
-_REACHES_NONE = "no linear takes its results in parts"
+_REACHES_NONE = "no linear takes its results sharded"
 UNCALLED = "the run did not call it"
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the messages between ranks that operations would need, and whole tensors that they write parts into."""
+    """Counts the messages between ranks that operations would need, and full tensors that they write parts into."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Stop(BaseException):
 
 
 class Trial:
-    """Which linears are tried and what has come of it.
+    """The linears that are tried and what has come of it.
 
     Attributes:
         whole: Linears that stay whole, and why.
@@ -60,7 +60,7 @@ class Trial:
         fed: For linears cut by their inputs, the linears where these come from.
         called: Modules that were called, by their ids.
         wanted: Linears that the script wants to be cut, and as what. They never stay whole.
-        alone: Those of them that are cut without another one: whole tensors go in and come out.
+        alone: Those of them that are cut without another one: full tensors go in and come out.
         changed: Whether the last run has changed what is tried.
     """
 
@@ -97,7 +97,7 @@ class Trial:
                 self.changed = True
 
     def conflict(self, names: frozenset[str], reason: str) -> None:
-        """What comes from these linears cannot be in parts; a fused projection gets another chance.
+        """Notes that results of these linears cannot be sharded; a fused projection gets another chance.
 
         The linear that was called first is to blame, and those that took the same tensor. If the others are, too, the
         next run tells.
@@ -122,11 +122,11 @@ class Trial:
         """The model itself failed: blame the linear that was called last. False if there was none."""
         if not self._last or self._last in self.whole or self._last in self.alone:
             return False
-        self.exclude(self._last, f"with its results in parts the model fails: {error!r}"[:300])
+        self.exclude(self._last, f"with its results sharded the model fails: {error!r}"[:300])
         return True
 
     def end(self) -> None:
-        """A run came to its end: linears whose results in parts led nowhere stay whole."""
+        """A run came to its end: linears whose sharded results led nowhere stay whole."""
         if self.changed:
             return
         used = set().union(*self.fed.values()) if self.fed else set()
@@ -140,7 +140,7 @@ class Trial:
                 self.whole[name] = UNCALLED
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
-        """How many results each block of a linear has."""
+        """The number of results in each block of a linear."""
         edges = sorted({0, features(self.candidates[name])[1], *self._edges.get(pattern(name), ())})
         return tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False))
 
@@ -159,7 +159,7 @@ class Trial:
             self.changed = True
 
     def note_heads(self, name: str, count: int) -> None:
-        """The results were seen as ``count`` times something that could be in parts as well."""
+        """The results were seen as ``count`` times something that could be sharded as well."""
         self._heads.setdefault(pattern(name), count)
 
     def known_fused(self, name: str) -> bool:
@@ -167,7 +167,7 @@ class Trial:
 
     @contextmanager
     def attached(self, watcher: Watcher) -> Iterator[None]:
-        """Inside, linears that are not whole run in parts."""
+        """Inside, linears that are not whole run on shards."""
         settled = self.alone.union(self.whole)
         tried = [(name, module) for name, module in self.candidates.items() if name not in settled]
         for name, module in tried:
@@ -185,7 +185,7 @@ class Trial:
             return False
         self._given.setdefault(name, given)
         if self.kinds.setdefault(name, kind) != kind:
-            self.exclude(name, "it takes whole tensors in one call and parts in another")
+            self.exclude(name, "it takes full tensors in one call and parts in another")
             raise Stop
         inputs, results = features(self.candidates[name])
         count, what = (results, "results") if kind == COLUMN else (inputs, "inputs")
@@ -210,7 +210,7 @@ class _Call:
         wanted = trial.wanted.get(self.name)
         if isinstance(input, DTensor):
             if wanted == COLUMN:
-                self.watcher.note([input], f"gives parts to {self.name}, which is to be cut by its results")
+                self.watcher.note([input], f"gives parts to {self.name}, which is to be column-parallel")
             if shard_of(input) != input.ndim - 1 or getattr(input, BLOCKS) is not None:
                 self.watcher.note([input], "gives a linear parts of another dimension than its inputs")
             if not trial.take_part(self.name, ROW, input):
@@ -228,7 +228,7 @@ class _Call:
 
 
 class Watcher(Functions):
-    """Watches functions on tensors in parts during a trial."""
+    """Watches functions on sharded tensors during a trial."""
 
     def __init__(self, shard_group: ShardGroup, trial: Trial) -> None:
         super().__init__(shard_group)
@@ -245,15 +245,15 @@ class Watcher(Functions):
         return result
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        parts = parts_in(args, kwargs)
+        parts = shards_in(args, kwargs)
         self._look_at_fresh(func, args, kwargs)
         before = self.collectives.count
         try:
-            result = self.in_parts(func, types, args, kwargs)
+            result = self.on_shards(func, types, args, kwargs)
         except FATAL:
             raise
         except Exception as reason:
-            return self.with_whole(func, args, kwargs, reason)
+            return self.on_full_tensors(func, args, kwargs, reason)
         lost = self.collectives.count > before
         made = [each for each in tensors_in(result) if isinstance(each, DTensor)]
         for each in made:
@@ -263,14 +263,14 @@ class Watcher(Functions):
                 placement.is_replicate() and func not in LIKE and any(shard_of(p) is not None for p in parts)
             )
         if lost:
-            return self.with_whole(func, args, kwargs, Unsplittable(""))
+            return self.on_full_tensors(func, args, kwargs, Unsplittable(""))
         tags = frozenset().union(*(getattr(part, TAGS) or () for part in parts))
         for each in made:
             setattr(each, TAGS, tags)
         return result
 
-    def with_whole(self, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
-        parts, text = parts_in(args, kwargs), f"{name_of(func)} takes the whole"
+    def on_full_tensors(self, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
+        parts, text = shards_in(args, kwargs), f"{name_of(func)} takes the whole"
         if isinstance(reason, Unsplittable) and str(reason):
             text = f"{name_of(func)} {reason}"
             parts = [reason.tensor] if isinstance(reason.tensor, DTensor) else parts
@@ -280,7 +280,7 @@ class Watcher(Functions):
         self.note(parts, text)
 
     def note(self, parts: list[DTensor], reason: str) -> None:
-        """Tensors cannot be in parts.
+        """Tensors cannot be sharded.
 
         Raises:
             Stop: Always.
@@ -310,7 +310,7 @@ class Watcher(Functions):
         except FATAL:
             raise
         except Exception as error:
-            self.note([tensor], f"gradients fail in parts: {error!r}"[:300])
+            self.note([tensor], f"gradients of shards fail: {error!r}"[:300])
         finally:
             self._backwards = False
         if self.collectives.count > before:
@@ -336,7 +336,7 @@ class Watcher(Functions):
 
 
 def _cannot_see(part: DTensor, shape: tuple[int, ...], size: int) -> str:
-    """Why a view of a tensor in parts cannot be in parts."""
+    """Why a view of a sharded tensor cannot be sharded."""
     dim = shard_of(part)
     if dim is None or dim != part.ndim - 1:
         return ""

@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
 from weft.reduce.exchange import all_reduce_extreme
-from weft.reduce.shard_collectives import Parts
+from weft.reduce.shard_collectives import ShardCollectives
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.shard_positions import Places, sizes_of
+from weft.torch.tensors.shard_positions import ShardPositions, sizes_of
 
 _numbers = itertools.count()
-TOGETHER = "puts a tensor in parts together"
+ALL_GATHERS = "all-gathers a sharded tensor"
 _shard_groups: WeakValueDictionary[str, ShardGroup] = WeakValueDictionary()
 
 
@@ -36,10 +36,10 @@ class ShardGroup:
     Attributes:
         rank: This rank's number in the group.
         size: How many ranks the group has.
-        mesh: The group as PyTorch's tensors in parts know it. Its name is no other mesh's: PyTorch takes meshes of
+        mesh: The group as PyTorch's sharded tensors know it. Its name is no other mesh's: PyTorch takes meshes of
             equal names and ranks for one, also after the group of the first is gone.
         group: The group; None where the ranks are imagined, and sums are what this rank has.
-        parts: How the ranks exchange tensors; None where they are imagined.
+        collectives: How the ranks exchange tensors; None where they are imagined.
         record: The context in which the ranks exchange something: a recording has a span of it.
         agree: Called with what the rank is about to do with the others where the script decides whether; an error
             where another rank does something else.
@@ -50,9 +50,9 @@ class ShardGroup:
     """What a script can do where a tensor of the group has to be whole."""
 
     def __init__(
-        self, mesh: DeviceMesh, group: Any, rank: int, size: int, parts: Parts | None = None
+        self, mesh: DeviceMesh, group: Any, rank: int, size: int, collectives: ShardCollectives | None = None
     ) -> None:
-        self.mesh, self.group, self.rank, self.size, self.parts = mesh, group, rank, size, parts
+        self.mesh, self.group, self.rank, self.size, self.collectives = mesh, group, rank, size, collectives
         assert mesh.mesh_dim_names is not None
         self.name = mesh.mesh_dim_names[0]
         self.record: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -65,9 +65,9 @@ class ShardGroup:
     ) -> ShardGroup:
         """The shard group of a process group of ``torch.distributed``, all of whose ranks call this."""
         mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=(new_name(),))
-        parts = Parts.connect(group, device, timeout)
-        shard_group = cls(mesh, group, rank, size, parts)
-        finalize(shard_group, parts.close).atexit = False
+        collectives = ShardCollectives.connect(group, device, timeout)
+        shard_group = cls(mesh, group, rank, size, collectives)
+        finalize(shard_group, collectives.close).atexit = False
         return shard_group
 
     @property
@@ -75,75 +75,75 @@ class ShardGroup:
         """A number of this rank's own among those with parts of a tensor, for random numbers."""
         return self.rank
 
-    def places(self, total: int) -> Places:
-        """Which of so many positions each rank has."""
-        return Places.behind(sizes_of(total, self.size))
+    def positions(self, total: int) -> ShardPositions:
+        """The positions that each rank has, of so many."""
+        return ShardPositions.contiguous(sizes_of(total, self.size))
 
-    def uses(self, whole: Tensor) -> Tensor:
+    def uses(self, full: Tensor) -> Tensor:
         """A tensor, equal on all ranks, of which each makes something of its own: its gradient is the sum of all."""
-        return enter(whole, self)
+        return enter(full, self)
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written into the tensor, which is contiguous."""
-        if self.parts is not None:
-            self._outside("adds up a tensor in parts")
+        if self.collectives is not None:
+            self._outside("all-reduces a sharded tensor")
             with self.record():
-                self.parts.add_up(tensor)
+                self.collectives.all_reduce(tensor)
         return tensor
 
-    def largest(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """The largest number of the ranks' at each place, written into the tensor, which is contiguous."""
         if self.group is not None:
-            self._outside("looks for the largest numbers of a tensor in parts")
+            self._outside("all-reduces a maximum")
             with self.record():
                 all_reduce_extreme(tensor, dist.ReduceOp.MAX, self.group)
         return tensor
 
-    def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
-        """What this rank has along a dimension of the sum over the ranks."""
-        if len(set(places.sizes)) > 1:
-            summed = self.add_up(tensor.clone(memory_format=torch.contiguous_format))
-            return places.own(summed, along, self.rank).clone()
-        if self.parts is None:
-            return tensor.narrow(along, 0, places.sizes[0]).clone()
-        if places != Places.behind(places.sizes):
-            tensor = torch.cat([places.own(tensor, along, rank) for rank in range(self.size)], along)
-        self._outside("adds up parts of a tensor")
+    def reduce_scatter(self, tensor: Tensor, along: int, positions: ShardPositions) -> Tensor:
+        """This rank's shard, along a dimension, of the sum over the ranks (reduce-scatter)."""
+        if len(set(positions.sizes)) > 1:
+            summed = self.all_reduce(tensor.clone(memory_format=torch.contiguous_format))
+            return positions.own(summed, along, self.rank).clone()
+        if self.collectives is None:
+            return tensor.narrow(along, 0, positions.sizes[0]).clone()
+        if positions != ShardPositions.contiguous(positions.sizes):
+            tensor = torch.cat([positions.own(tensor, along, rank) for rank in range(self.size)], along)
+        self._outside("reduce-scatters a tensor")
         with self.record():
-            return self.parts.add_up_parts(tensor, along % tensor.ndim)
+            return self.collectives.reduce_scatter(tensor, along % tensor.ndim)
 
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
         """Nothing: only who finds out what may be spread takes notes, see ``spread.watch``."""
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""
-        if self.parts is None:
+        if self.collectives is None:
             return [tensor.narrow(dim, 0, size) for size in sizes]
-        whole, most = self._padded(tensor, dim, max(sizes)), max(sizes)
-        return [whole.narrow(dim, rank * most, size) for rank, size in enumerate(sizes)]
+        full, most = self._padded(tensor, dim, max(sizes)), max(sizes)
+        return [full.narrow(dim, rank * most, size) for rank, size in enumerate(sizes)]
 
-    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         """The tensors of all ranks behind each other along ``dim``; ``sizes``: how large each is there."""
-        if self.parts is None or min(sizes) < max(sizes):
+        if self.collectives is None or min(sizes) < max(sizes):
             return torch.cat(self.gather(tensor, dim, sizes), dim)
         return self._padded(tensor, dim, max(sizes))
 
-    def whole_of(self, part: Tensor, dim: int, places: Places) -> Tensor:
+    def full_tensor(self, shard: Tensor, dim: int, positions: ShardPositions) -> Tensor:
         """The whole of what the ranks have along ``dim``."""
-        if places == Places.behind(places.sizes):
-            return self.together(part, dim, places.sizes)
-        return places.joined(self.gather(part, dim, places.sizes), dim)
+        if positions == ShardPositions.contiguous(positions.sizes):
+            return self.all_gather(shard, dim, positions.sizes)
+        return positions.joined(self.gather(shard, dim, positions.sizes), dim)
 
     def _padded(self, tensor: Tensor, dim: int, size: int) -> Tensor:
         """The tensors of all ranks behind each other, each with as many zeros behind it as it lacks."""
-        assert self.parts is not None
+        assert self.collectives is not None
         if tensor.shape[dim] < size:  # all send as much
             shape = list(tensor.shape)
             shape[dim] = size - tensor.shape[dim]
             tensor = torch.cat([tensor, tensor.new_zeros(shape)], dim)
-        self._outside(TOGETHER)
+        self._outside(ALL_GATHERS)
         with self.record():
-            return self.parts.together(tensor, dim % tensor.ndim)
+            return self.collectives.all_gather(tensor, dim % tensor.ndim)
 
     def _outside(self, what: str) -> None:
         """Between units the script's own code decides what is done; inside of them all ranks run the same."""
@@ -163,15 +163,15 @@ def _agreed(what: str) -> None:
     """All do the same."""
 
 
-def team_of(part: DTensor) -> ShardGroup | None:
-    """The ranks that hold a tensor in parts; None if they are no group of weft's."""
-    names = part.device_mesh.mesh_dim_names
+def shard_group_of(shard: DTensor) -> ShardGroup | None:
+    """The ranks that hold a sharded tensor; None if they are no group of weft's."""
+    names = shard.device_mesh.mesh_dim_names
     return None if names is None else _shard_groups.get(names[0])
 
 
-def exchanging(part: DTensor) -> AbstractContextManager[None]:
-    """The context in which PyTorch exchanges a tensor in parts."""
-    shard_group = team_of(part)
+def exchanging(shard: DTensor) -> AbstractContextManager[None]:
+    """The context in which PyTorch exchanges a sharded tensor."""
+    shard_group = shard_group_of(shard)
     return nullcontext() if shard_group is None else shard_group.record()
 
 
@@ -187,28 +187,28 @@ class Quiet(torch.autograd.Function):
 
 
 class Enter(Quiet):
-    """A whole tensor on its way to the parts: each rank's gradient is that of its part, so they are added up."""
+    """A full tensor on its way to the parts: each rank's gradient is that of its shard, so they are all-reduced."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, shard_group: ShardGroup) -> Tensor:
+    def forward(ctx: Any, full: Tensor, shard_group: ShardGroup) -> Tensor:
         ctx.shard_group = shard_group
-        return whole.view_as(whole)
+        return full.view_as(full)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.shard_group.add_up(gradient.clone(memory_format=torch.contiguous_format)), None
+        return ctx.shard_group.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
 class Leave(Quiet):
-    """The parts' results on their way to a whole tensor: they are added up, and each gets the whole gradient."""
+    """The parts' results on their way to a full tensor: they are all-reduced, and each gets the whole gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, shard_group: ShardGroup) -> Tensor:
-        if not part.is_contiguous():
-            return shard_group.add_up(part.contiguous())
-        ctx.mark_dirty(part)
-        return shard_group.add_up(part)
+    def forward(ctx: Any, shard: Tensor, shard_group: ShardGroup) -> Tensor:
+        if not shard.is_contiguous():
+            return shard_group.all_reduce(shard.contiguous())
+        ctx.mark_dirty(shard)
+        return shard_group.all_reduce(shard)
 
     @staticmethod
     @once_differentiable
@@ -216,15 +216,15 @@ class Leave(Quiet):
         return gradient, None
 
 
-def enter(whole: Tensor, shard_group: ShardGroup) -> Tensor:
+def enter(full: Tensor, shard_group: ShardGroup) -> Tensor:
     """The tensor, whose gradient is the sum of the ranks'."""
-    if torch.is_grad_enabled() and whole.requires_grad:
-        result: Tensor = Enter.apply(whole, shard_group)
+    if torch.is_grad_enabled() and full.requires_grad:
+        result: Tensor = Enter.apply(full, shard_group)
         return result
-    return whole
+    return full
 
 
-def leave(part: Tensor, shard_group: ShardGroup) -> Tensor:
+def leave(shard: Tensor, shard_group: ShardGroup) -> Tensor:
     """The sum of the ranks' tensors; ``part`` may be written."""
-    result: Tensor = Leave.apply(part, shard_group)
+    result: Tensor = Leave.apply(shard, shard_group)
     return result

@@ -1,4 +1,4 @@
-"""What can be split over axis ``tp``, and what stays whole and why: a value, and its text."""
+"""The modules split over axis ``tp``, and those that stay whole and why: a value, and its text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.errors import FormatError
 COLUMN, ROW, HEADS, VOCABULARY = "column", "row", "heads", "vocabulary"
 EXPERTS, MIXTURE = "experts", "mixture"
 HOW = {
-    COLUMN: "split by its results", ROW: "split by its inputs", HEADS: "split by its heads",
-    VOCABULARY: "split by its vocabulary", EXPERTS: "split inside of each expert", MIXTURE: "split by its experts",
+    COLUMN: "column-parallel", ROW: "row-parallel", HEADS: "split by its heads",
+    VOCABULARY: "vocabulary-parallel", EXPERTS: "expert tensor parallel", MIXTURE: "expert-parallel",
 }  # fmt: skip
 ONCE, OF_EXPERTS = -1, 0
 """Dimensions of a parameter of experts: of one that stays whole and counts on the first rank only; and that with one
@@ -22,7 +22,7 @@ entry for each expert."""
 
 @dataclass(frozen=True)
 class PartOf:
-    """How a parameter of a module of experts is split.
+    """The cut of a parameter of a module of experts.
 
     Attributes:
         name: The parameter.
@@ -56,7 +56,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Linear:
-    """How a linear is split.
+    """The cut of a linear.
 
     Attributes:
         kind: ``column``: each rank computes some of its results; ``row``: each rank takes some of its inputs;
@@ -87,7 +87,7 @@ class Linear:
 
     @classmethod
     def from_record(cls, record: Any) -> Linear:
-        """What :meth:`to_record` gave."""
+        """The linear that :meth:`to_record` gave."""
         kind, blocks, *more = record
         parts, held = more[0] if more else (), more[1] if len(more) > 1 else ()
         return cls(
@@ -103,7 +103,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Region:
-    """A module inside of which tensors are in parts.
+    """A module inside of which tensors are sharded.
 
     Attributes:
         name: The module.
@@ -116,13 +116,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Splits:
-    """What :func:`find` found.
+    """The result of :func:`find`.
 
     Attributes:
         size: Over how many ranks.
         regions: What is split.
         whole: The linears that stay whole, and why.
-        spread: The linears and embeddings whose results stay in parts until somebody needs the whole.
+        spread: The linears and embeddings whose results stay sharded until somebody needs the whole.
         notes: Of some modules that are split, what becomes of their results.
         mixtures: Of modules that hold experts, how ranks share these, and why.
     """
@@ -160,7 +160,7 @@ class Splits:
 
     @classmethod
     def from_record(cls, record: Any) -> Splits:
-        """What :meth:`to_record` gave.
+        """The splits that :meth:`to_record` gave.
 
         Raises:
             FormatError: The record is none of those.
@@ -184,7 +184,7 @@ class Splits:
             raise FormatError(f"no record of what is split over axis tp: {error!r}") from error
 
     def warning(self, model: str) -> str:
-        """What to say of a model that every rank has whole all the same; empty where some weight is sharded.
+        """The warning about a model that every rank has whole all the same; empty where some weight is sharded.
 
         >>> Splits(2, (), {"head": "3 results do not divide by 2"}).warning("Net")
         'tensor_parallel_degree is 2, but no weight of Net is sharded, and every rank computes all of it: head stays \

@@ -1,8 +1,8 @@
 """Weights with one row for each word of a vocabulary: embeddings, and the linear that gives a score for each word.
 
-Each rank has some of the rows. An embedding gives zeros for words of other ranks, and the ranks' results are added up:
-one number and zeros, so the sum is exact. The scores of all ranks are put behind each other, so whatever comes after
-them gets the whole. An embedding and a linear that share their weight share the part, too.
+Each rank has some of the rows. An embedding gives zeros for words of other ranks, and the ranks' results are
+all-reduced: one number and zeros, so the sum is exact. The logits of all ranks are all-gathered, so whatever comes
+after them gets the full tensor. An embedding and a linear that share their weight share the shard, too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch.overrides import TorchFunctionMode
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 from .cuts import Cut, part_sizes
 from .shard_group import ShardGroup, leave
-from .sharded_activations import Together, can_scatter, enters, may_spread, narrowed, scattered, spread
+from .sharded_activations import AllGathered, can_scatter, enters, may_spread, narrowed, scattered, spread
 
 SHARE = 1 / 50
 """Of the model's parameters: a weight with less is not worth the messages."""
 
 
 def rows(module: nn.Module) -> int:
-    """How many words the module's vocabulary has."""
+    """The number of words in the module's vocabulary."""
     return int(module.get_parameter("weight").shape[0])
 
 
@@ -49,12 +49,14 @@ def why_whole(module: nn.Module, size: int) -> str:
 
 
 def cuts_of_vocabulary(module: nn.Module) -> dict[str, Cut]:
-    """How its parameters are cut: by rows; a bias stays whole, models share it among modules."""
+    """The cuts of its parameters: by rows; a bias stays whole, models share it among modules."""
     shape = tuple(module.get_parameter("weight").shape)
     return {"weight": Cut(0, shape[:1], shape)}
 
 
-def looked_up(module: nn.Embedding, words: Tensor, shard_group: ShardGroup, in_parts: bool = False) -> Tensor:
+def looked_up(
+    module: nn.Embedding, words: Tensor, shard_group: ShardGroup, stays_sharded: bool = False
+) -> Tensor:
     """The rows of all words, of which each rank has some; ``in_parts``: each rank those of some tokens."""
     weight = own(module, "weight")
     sizes = part_sizes(module.num_embeddings, shard_group.size)
@@ -70,36 +72,36 @@ def looked_up(module: nn.Embedding, words: Tensor, shard_group: ShardGroup, in_p
     found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
     return (
         scattered(found, shard_group)
-        if in_parts and can_scatter(found, shard_group)
+        if stays_sharded and can_scatter(found, shard_group)
         else leave(found, shard_group)
     )
 
 
-def scores(module: Any, shard_group: ShardGroup, in_parts: bool, input: Tensor) -> Tensor:
+def scores(module: Any, shard_group: ShardGroup, stays_sharded: bool, input: Tensor) -> Tensor:
     """The scores of all words; ``in_parts``: spread, until somebody needs the whole."""
     found = F.linear(enters(input, shard_group), own(module, "weight"))
-    places = Places.behind(part_sizes(module.out_features, shard_group.size))
+    positions = ShardPositions.contiguous(part_sizes(module.out_features, shard_group.size))
     if module.bias is not None:
-        bias = narrowed(module.bias, 0, places, shard_group)
+        bias = narrowed(module.bias, 0, positions, shard_group)
         found = found + bias.to(found.dtype)
-    if in_parts and may_spread():
-        return spread(found, shard_group, -1, places)
-    result: Tensor = Together.apply(found, shard_group, found.ndim - 1, places)
+    if stays_sharded and may_spread():
+        return spread(found, shard_group, -1, positions)
+    result: Tensor = AllGathered.apply(found, shard_group, found.ndim - 1, positions)
     return result
 
 
 class LookedUp(TorchFunctionMode):
     """Inside, rows of a module's weight are looked up on all ranks: for embeddings that do more with what they find."""
 
-    def __init__(self, module: nn.Embedding, shard_group: ShardGroup, in_parts: bool = False) -> None:
+    def __init__(self, module: nn.Embedding, shard_group: ShardGroup, stays_sharded: bool = False) -> None:
         super().__init__()
-        self.module, self.shard_group, self.in_parts = module, shard_group, in_parts
+        self.module, self.shard_group, self.stays_sharded = module, shard_group, stays_sharded
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.embedding:
             words, weight = given_to_embedding(*args, **(kwargs or {}))
             if (weight.of if isinstance(weight, Part) else weight) is own(self.module, "weight"):
-                return looked_up(self.module, words, self.shard_group, self.in_parts)
+                return looked_up(self.module, words, self.shard_group, self.stays_sharded)
         return func(*args, **(kwargs or {}))
 
 

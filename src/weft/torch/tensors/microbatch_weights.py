@@ -1,4 +1,4 @@
-"""How much each microbatch weighs in a step: by its samples, or by what ``weight`` of the step counts.
+"""The weight of each microbatch in a step: by its samples, or by what ``weight`` of the step counts.
 
     gradient of a step = sum over microbatches i of  n_i / (n_1 + ... + n_m) * gradient of loss_i
 

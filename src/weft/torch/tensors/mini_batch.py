@@ -229,7 +229,7 @@ def _tensors_of(batch: MiniBatch) -> list[tuple[str, Tensor]]:
 
 
 def _find_remainder(path: str, size: int, microbatches: int) -> str:
-    """The fault of samples that cannot be dealt out evenly; empty if they can."""
+    """The fault of samples that cannot be divided evenly; empty if they can."""
     if size % microbatches == 0:
         return ""
     return (

@@ -107,7 +107,8 @@ def replace(
 
 
 def leaves_in(tree: Any, depth: int = 0) -> list[Any]:
-    """What containers hold, in the order in which :func:`replace` comes to it: tensors, constants, other objects."""
+    """The items of containers, in the order in which :func:`replace` comes to them: tensors, constants, other
+    objects."""
     is_data = dataclasses.is_dataclass(tree) and depth < DATA_DEPTH and is_walkable(tree)
     if isinstance(tree, (list, tuple)):
         items = tree

@@ -1,4 +1,4 @@
-"""Which positions of a dimension each of several ranks has: one behind the other, or dealt out from both ends."""
+"""The positions of a dimension that each of several ranks has: one behind the other, or in zigzag blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def sizes_of(total: int, ranks: int) -> list[int]:
-    """How many positions each rank has of ``total``, as ``torch.chunk`` would cut them.
+    """The number of positions of each rank, of ``total``, as ``torch.chunk`` would cut them.
 
     >>> sizes_of(8, 2), sizes_of(7, 2), sizes_of(5, 4)
     ([4, 4], [4, 3], [2, 2, 1, 0])
@@ -21,7 +21,7 @@ def sizes_of(total: int, ranks: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Places:
+class ShardPositions:
     """Of each position, whose it is.
 
     Attributes:
@@ -31,10 +31,10 @@ class Places:
     spans: tuple[tuple[tuple[int, int], ...], ...]
 
     @classmethod
-    def behind(cls, sizes: Iterable[int]) -> Places:
+    def contiguous(cls, sizes: Iterable[int]) -> ShardPositions:
         """Each rank's positions behind those of the one before.
 
-        >>> Places.behind([4, 3]).spans
+        >>> ShardPositions.contiguous([4, 3]).spans
         (((0, 4),), ((4, 3),))
         """
         found, first = [], 0
@@ -44,12 +44,12 @@ class Places:
         return cls(tuple(found))
 
     @classmethod
-    def dealt(cls, total: int, ranks: int) -> Places:
+    def zigzag(cls, total: int, ranks: int) -> ShardPositions:
         """Each of ``n`` ranks has the i-th block from the front and the i-th from the back, of ``2n`` blocks.
 
         So with a causal mask all have as much to do: ``(i + 1) + (2n - i)`` blocks of keys.
 
-        >>> Places.dealt(8, 2).spans
+        >>> ShardPositions.zigzag(8, 2).spans
         (((0, 2), (6, 2)), ((2, 4),))
         """
         block, blocks = total // (2 * ranks), 2 * ranks
@@ -59,16 +59,16 @@ class Places:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many positions each rank has."""
+        """The number of positions of each rank."""
         return [sum(count for _, count in spans) for spans in self.spans]
 
     @cached_property
     def total(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return sum(self.sizes)
 
     def own(self, whole: Tensor, along: int, rank: int) -> Tensor:
-        """The rank's positions of a whole tensor, which is seen, or copied where they are several pieces."""
+        """The rank's positions of a full tensor, which is seen, or copied where they are several pieces."""
         spans = self.spans[rank]
         if len(spans) < 2:
             return whole.narrow(along, *(spans[0] if spans else (0, 0)))
@@ -85,34 +85,34 @@ class Places:
         pieces.sort(key=lambda piece: piece[0])
         return torch.cat([piece for _, piece in pieces], along)
 
-    def taken(self, first: int, stop: int) -> Places:
+    def taken(self, first: int, stop: int) -> ShardPositions:
         """The same of the positions from ``first`` to ``stop``.
 
-        >>> Places.dealt(8, 2).taken(0, 7).spans
+        >>> ShardPositions.zigzag(8, 2).taken(0, 7).spans
         (((0, 2), (6, 1)), ((2, 4),))
         """
         cut = (
             [(max(a, first) - first, min(a + count, stop) - max(a, first)) for a, count in spans]
             for spans in self.spans
         )
-        return Places(tuple(tuple(span for span in spans if span[1] > 0) for spans in cut))
+        return ShardPositions(tuple(tuple(span for span in spans if span[1] > 0) for spans in cut))
 
     def within(self, rank: int, first: int, stop: int) -> tuple[int, int]:
         """Where in the rank's part its positions from ``first`` to ``stop`` begin, and how many they are."""
         before = sum(max(0, min(a + count, first) - a) for a, count in self.spans[rank])
         return before, self.taken(first, stop).sizes[rank]
 
-    def repeated(self, times: int) -> Places:
+    def repeated(self, times: int) -> ShardPositions:
         """The same of so many sequences, one behind the other, seen as one dimension.
 
-        >>> Places.behind([2, 1]).repeated(2).spans
+        >>> ShardPositions.contiguous([2, 1]).repeated(2).spans
         (((0, 2), (3, 2)), ((2, 1), (5, 1)))
         """
         again = (
             [(number * self.total + a, count) for number in range(times) for a, count in spans]
             for spans in self.spans
         )
-        return Places(tuple(map(_merged, again)))
+        return ShardPositions(tuple(map(_merged, again)))
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

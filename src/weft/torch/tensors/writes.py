@@ -1,4 +1,4 @@
-"""Whether a tensor has been written since somebody looked."""
+"""A mark of a tensor's writes, to see later if it has been written since."""
 
 from __future__ import annotations
 

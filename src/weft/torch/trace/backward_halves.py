@@ -1,4 +1,4 @@
-"""What the two halves of the backward pass cost, measured: I (for the inputs) and W (for the weights)."""
+"""The costs of the two halves of the backward pass, measured: I (for the inputs) and W (for the weights)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors would cross, for any choice of units: every operation of the traced pass, and whose results it used.
+"""Tensors that would cross, for any choice of units: every operation of the traced pass, and whose results it used.
 
 A tensor that a unit's code made is at home there. What glue makes is at home where its newest operand is, as in a
 training run, and what depends on no unit is made everywhere. A tensor crosses once to each partition that uses it.
@@ -66,7 +66,7 @@ class Operations:
         return found
 
     def flows(self, home: Mapping[str, int]) -> list[tuple[int, tuple[int, ...], int]]:
-        """What flows between units: the unit that made a tensor, the later units that use it, and its bytes.
+        """The flows between units: the unit that made a tensor, the later units that use it, and its bytes.
 
         Args:
             home: As for :meth:`crossing`.

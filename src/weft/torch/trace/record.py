@@ -16,7 +16,7 @@ from weft.torch.trace.operations import Operations
 
 @dataclass
 class Share:
-    """What a part of a module's own code took in the last pass, and what autograd keeps of it."""
+    """The cost of a part of a module's own code in the last pass, and what autograd keeps of it."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -25,7 +25,7 @@ class Share:
 
 @dataclass
 class Record:
-    """What one module did. Times and bytes are its own, without the modules it called.
+    """The cost of one module. Times and bytes are its own, without the modules it called.
 
     ``shares``: parts of its own code, by the order of the module that was called last before a part ran, which may be
     the module itself. A model that computes its loss has a part after its last module.
@@ -54,7 +54,7 @@ class Record:
         return self.shares.setdefault(order, Share())
 
     def spread(self) -> list[tuple[float, Record]]:
-        """What each part of its own code costs, by where it runs; the sum is what the module costs.
+        """The cost of each part of its own code, by where it runs; the sum is what the module costs.
 
         Times are divided as they were in the last pass, because single passes are less sure than `forward_s`. A
         backward pass that was not timed is divided as the forward pass.
@@ -101,8 +101,8 @@ class Trace:
             attribute, a hook, a closure). They must be opened.
         readers: Modules that use what others have put into lists, dicts and objects.
         whole: Modules that must not be opened, with the reason.
-        together: Autograd functions that call modules, and the modules that each was given and called. These modules
-            must lie together.
+        function_calls: Autograd functions that call modules, and the modules that each was given and called. These
+            modules must lie together.
         written_buffers: Buffers that the step wrote.
         replaced_buffers: Buffers that the step replaced by other tensors.
         attributes: Attributes of modules that the step wrote.
@@ -119,7 +119,7 @@ class Trace:
     records: dict[str, Record]
     leaking: set[str]
     whole: dict[str, str]
-    together: list[tuple[str, set[str]]]
+    function_calls: list[tuple[str, set[str]]]
     written_buffers: set[str]
     replaced_buffers: set[str]
     attributes: list[Attribute]

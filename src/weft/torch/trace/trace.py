@@ -100,7 +100,7 @@ def trace(
     tracer.note_writers()
     leaking = {name for name in tracer.leaking if name in tracer.records}
     return Trace(
-        {r.name: r for r in records}, leaking, tracer.whole, tracer.together, written, replaced, attributes,
+        {r.name: r for r in records}, leaking, tracer.whole, tracer.function_calls, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
         tracer.toggled, tracer.users, tracer.readers, hooks,
     )  # fmt: skip

@@ -102,7 +102,7 @@ class Tracer:
         self.whole: dict[str, str] = {}
         self.swapped = False
         """Whether a module runs with parameters that are not the model's."""
-        self.together: list[tuple[str, set[str]]] = []
+        self.function_calls: list[tuple[str, set[str]]] = []
         self.functions: list[Running] = []
         self.operations = Operations()
         self.tasks: list[Task] | None = None
@@ -222,7 +222,7 @@ class Tracer:
             yield
         finally:
             done = self.functions.pop()
-            self.together.append((done.name, done.called))
+            self.function_calls.append((done.name, done.called))
 
     def _look_at(self, record: Record, result: Any, inputs: Any) -> None:
         describer = Describer(inputs)

@@ -1,8 +1,8 @@
 """The proof at the first step: what the split step gives is compared with what one process gives.
 
-    before the step   the deciding rank runs all microbatches alone (see ``reference``), while the others wait
+    before the step   the first rank runs all microbatches alone (see ``reference``), while the others wait
     in the step       ranks take fingerprints of what their units get and return, and of what backward passes begin at
-    after it          the deciding rank compares: what the step returns, the tensors given to backward, buffers,
+    after it          the first rank compares: what the step returns, the tensors given to backward, buffers,
                       and gradients if that is wanted
 
 A difference is an error on every rank, before gradients are averaged and any weight changes. Afterwards nothing of the
@@ -105,7 +105,8 @@ def end(session: Session) -> None:
 
 
 class Recorded:
-    """What stands for a unit's code in a step that is compared: it notes what the unit gets and what it returns."""
+    """A recorder in place of a unit's code in a step that is compared: it notes what the unit gets and what it
+    returns."""
 
     def __init__(self, proof: Proof, name: str, call: UnitCall) -> None:
         self.proof = proof
@@ -145,7 +146,7 @@ class Proof:
     # --- before the step ----------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, Tensor]) -> str:
-        """Run the reference, on the deciding rank. Why there is no reference; empty if there is one."""
+        """Run the reference, on the first rank. Why there is no reference; empty if there is one."""
         session = self.session
         session.monitor.note("verify", session.steps + 1)
         states = session.streams.capture()
@@ -238,7 +239,7 @@ class Proof:
         agree_on(self.session, lambda: self._verdict(texts, results, started), WHAT)
 
     def _content(self) -> str:
-        """What the deciding rank must know of this rank, as JSON."""
+        """The values of this rank that the first rank compares, as JSON."""
         session = self.session
         content: dict[str, Any] = {
             "units": [

@@ -36,7 +36,7 @@ CAUSES = (
 
 @dataclass
 class Findings:
-    """What a comparison has found.
+    """The findings of a comparison.
 
     ``fault``: what differs, where, why, and what to do; empty if nothing differs. ``proved``: what is equal.
     ``losses`` and ``gradients``: the largest relative differences; ``gradients`` is None where these were not compared.

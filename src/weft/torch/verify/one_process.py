@@ -260,7 +260,7 @@ def _mark(tensor: Tensor) -> Tensor:
 
 
 class AloneCall:
-    """What stands for a unit's ``UnitCall`` in such a run: every unit runs here."""
+    """The call of a unit in such a run, in place of its ``UnitCall``: every unit runs here."""
 
     def __init__(self, label: str, call: UnitCall) -> None:
         self.label = label

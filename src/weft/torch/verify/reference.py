@@ -25,7 +25,7 @@ from weft.torch.execution.entry_points import checkpoints_seen
 from weft.torch.execution.thread_settings import current_scale
 from weft.torch.execution.unit_call import UnitCall, unit_call
 from weft.torch.pytorch.private import has_backward_hooks
-from weft.torch.replicas.whole_tensors import whole
+from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
@@ -42,7 +42,7 @@ Named = dict[str, "Fingerprint | None"]
 
 @dataclass
 class Reference:
-    """What one process gives, as fingerprints.
+    """The values that one process gives, as fingerprints.
 
     Args:
         returned: For each microbatch, the tensors that the step returns.
@@ -73,7 +73,7 @@ class Reference:
 
 
 def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
-    """On the deciding rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
+    """On the first rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
 
     Every rank of the pipeline calls this.
     """
@@ -114,7 +114,7 @@ def run_alone(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor],
 ) -> Reference:  # fmt: skip
-    """What one process gives for a step of this batch.
+    """The values that one process gives for a step of this batch.
 
     Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
     """
@@ -136,7 +136,7 @@ def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
     values: dict[int, Tensor], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
-    """What one process gives, and whether the step looked at what backward passes do.
+    """The values that one process gives, and True if the step looked at what backward passes do.
 
     ``trial``: only the first microbatch runs. ``whole``: backward passes run. Where they do not, and the step looks at
     what they do, the run ends early.
@@ -243,7 +243,7 @@ def of_gradient(grad: Tensor | None) -> Fingerprint | None:
 
 def _gradient(parameter: Tensor) -> Tensor | None:
     """The gradient of all of a parameter; collective over the ranks that have parts of it."""
-    return None if parameter.grad is None else whole(parameter.grad, parameter)
+    return None if parameter.grad is None else full_tensor(parameter.grad, parameter)
 
 
 def _named_tensors(models: Sequence[Any], what: str, local: bool) -> Iterator[tuple[str, Any]]:

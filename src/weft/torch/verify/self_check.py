@@ -1,4 +1,4 @@
-"""Whether weft works with this PyTorch: by name with every version, and by trying with one that nobody has tested.
+"""A check that weft works with this PyTorch: by name with every version, and by trying with one that nobody has tested.
 
     private names that weft needs are missing    `weft.init` refuses, and says which
     ... that it can do without                   the log says what is different
@@ -224,7 +224,7 @@ def try_out() -> dict[str, str]:
 
 
 def _fault(net: _Net, x: Tensor, run: Run, apart: bool) -> str:
-    """How the step of two ranks differs from the step of plain PyTorch; empty if they are equal."""
+    """The difference between the step of two ranks and that of plain PyTorch; empty if they are equal."""
     alone = copy.deepcopy(net)
     loss = run(alone, x).square().mean()
     if loss.requires_grad:

@@ -59,7 +59,7 @@ BLOCKS = (2, 3)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding of the deciding rank, for all ranks.
+    """The finding of the first rank, for all ranks.
 
     ``joined``: the rows that must stay together. ``text``: what to say of it. ``warns``: it is a warning.
     """
@@ -100,7 +100,7 @@ class Outcome:
         self.sizes = [a + abs(b) for a, b in zip(self.sizes or [0.0] * len(losses), losses, strict=True)]
 
 
-def _together(parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+def _joined_gradient(parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
     """The gradient in what the whole batch gave, from those in its pieces, whose rows were these.
 
     Where a call has several rows for each of the batch, they stand in blocks (two columns one after the other), or as
@@ -232,12 +232,12 @@ def _adapted(trial: _Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdi
     """The verdict on a step whose microbatches the script did not choose."""
     assert batch.size is not None
     size, count = batch.size, batch.microbatches
-    wholes = [trial.run(batch, [[(0, size)]], stretch) for stretch in STRETCHES]
+    full_tensors = [trial.run(batch, [[(0, size)]], stretch) for stretch in STRETCHES]
 
     def fault(ranges: list[list[tuple[int, int]]]) -> str:
         """The difference of these pieces from the whole batch, in words; empty if there is none."""
         try:
-            for whole, stretch in zip(wholes, STRETCHES, strict=True):
+            for whole, stretch in zip(full_tensors, STRETCHES, strict=True):
                 parts = trial.run(batch, ranges, stretch)
                 if trial.differ(whole, parts):
                     return f"its loss is {_shown(parts, whole)}"
@@ -375,7 +375,7 @@ class _Trial:
                 [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
             )
         rows = [row for piece in ranges for start, stop in piece for row in range(start, stop)]
-        outcome.gradients = [_together(each, rows) for each in zip(*parts, strict=True)]
+        outcome.gradients = [_joined_gradient(each, rows) for each in zip(*parts, strict=True)]
         return outcome
 
     def _shares(self, pieces: Sequence[Any], ranges: Sequence[list[tuple[int, int]]]) -> list[float]:

@@ -119,7 +119,8 @@ class Process:
 
 
 def stat(pid: int) -> list[bytes]:
-    """What Linux tells of a process after its name: its state, its parent, ...; its beginning is number 19."""
+    """The fields of a process in Linux's ``stat`` after its name: its state, its parent, ...; its beginning is
+    number 19."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 

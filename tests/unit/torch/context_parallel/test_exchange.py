@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from weft.torch.context_parallel import exchange
-from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
+from weft.torch.pytorch.private import imagined_mesh, take_plain_as_replicated
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 
 @pytest.fixture
 def shard_group() -> Iterator[ShardGroup]:
     """The first of two ranks; the second is not there, and has what the first has."""
-    take_plain_for_whole()
+    take_plain_as_replicated()
     with imagined_mesh(2, "cpu", new_name()) as mesh:
         yield ShardGroup(mesh, None, 0, 2)
 
@@ -44,9 +44,9 @@ def test_gathered_keys_are_kept_in_parts(shard_group: ShardGroup, monkeypatch: p
 
     def gradients(hooked: bool) -> tuple[Tensor, ...]:
         gathers.clear()
-        given = exchange.in_parts(part, 1, 6, shard_group)
+        given = exchange.sharded(part, 1, 6, shard_group)
         whole = exchange.share(given, shard_group)
-        with exchange.KeptInParts(shard_group, (given, whole) if hooked else (query, query)):
+        with exchange.KeptSharded(shard_group, (given, whole) if hooked else (query, query)):
             result = query @ whole[:, :5].transpose(1, 2)
         assert gathers == [1]
         found = torch.autograd.grad(result.square().sum(), [query, part])
@@ -55,34 +55,34 @@ def test_gathered_keys_are_kept_in_parts(shard_group: ShardGroup, monkeypatch: p
 
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0, atol=0)
     with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
-        given = exchange.in_parts(part, 1, 6, shard_group)
-        assert not exchange.KeptInParts(shard_group, (given, exchange.share(given, shard_group)))._active
+        given = exchange.sharded(part, 1, 6, shard_group)
+        assert not exchange.KeptSharded(shard_group, (given, exchange.share(given, shard_group)))._active
 
 
 def test_blocks_from_both_ends_take_causal_attention_as_long_on_all_ranks():
     for ranks in (2, 3, 8):
-        places = Places.dealt(48, ranks)
-        pairs = [sum(sum(range(a + 1, a + count + 1)) for a, count in spans) for spans in places.spans]
+        positions = ShardPositions.zigzag(48, ranks)
+        pairs = [sum(sum(range(a + 1, a + count + 1)) for a, count in spans) for spans in positions.spans]
         assert len(set(pairs)) == 1 and sum(pairs) == sum(range(49))
-        behind = Places.behind(exchange.sizes_of(48, ranks))
-        assert places.sizes == behind.sizes
+        contiguous = ShardPositions.contiguous(exchange.sizes_of(48, ranks))
+        assert positions.sizes == contiguous.sizes
 
 
-@pytest.mark.parametrize("places", [
-    Places.behind([3, 0, 2]), Places.dealt(12, 3), Places.dealt(12, 3).taken(1, 11), Places.dealt(4, 2).repeated(3),
-    Places.dealt(4, 2).taken(0, 1),
+@pytest.mark.parametrize("positions", [
+    ShardPositions.contiguous([3, 0, 2]), ShardPositions.zigzag(12, 3), ShardPositions.zigzag(12, 3).taken(1, 11),
+    ShardPositions.zigzag(4, 2).repeated(3), ShardPositions.zigzag(4, 2).taken(0, 1),
 ])  # fmt: skip
-def test_parts_make_the_whole(places: Places):
-    whole = torch.randn(2, places.total, 3)
-    parts = [places.own(whole, 1, rank) for rank in range(len(places.spans))]
-    assert [part.shape[1] for part in parts] == places.sizes
-    assert torch.equal(places.joined(parts, 1), whole)
+def test_parts_make_the_whole(positions: ShardPositions):
+    whole = torch.randn(2, positions.total, 3)
+    parts = [positions.own(whole, 1, rank) for rank in range(len(positions.spans))]
+    assert [part.shape[1] for part in parts] == positions.sizes
+    assert torch.equal(positions.joined(parts, 1), whole)
 
 
 def test_pieces_of_parts():
-    places, whole = Places.dealt(8, 2), torch.arange(8)
+    positions, whole = ShardPositions.zigzag(8, 2), torch.arange(8)
     for first in range(8):
         for stop in range(first, 9):
             for rank in range(2):
-                part = places.own(whole, 0, rank).narrow(0, *places.within(rank, first, stop))
-                assert torch.equal(part, places.taken(first, stop).own(whole[first:stop], 0, rank))
+                part = positions.own(whole, 0, rank).narrow(0, *positions.within(rank, first, stop))
+                assert torch.equal(part, positions.taken(first, stop).own(whole[first:stop], 0, rank))

@@ -44,7 +44,7 @@ def found(*layers: nn.Module, size: int = 2, x: Tensor | None = None) -> Sequenc
 
 
 def test_layers_are_cut_along_their_positions():
-    notes = {"0": "kept in parts", "1": "kept in parts"}
+    notes = {"0": "kept sharded", "1": "kept sharded"}
     assert found(Layer(), Layer()) == Sequences(2, {"0": 1, "1": 1}, kept=("0", "1"), notes=notes)
 
 

@@ -197,7 +197,7 @@ def test_a_backend_is_told_to_count_where_pytorch_does_not(monkeypatch, counts_i
 def test_what_pytorch_would_try_for_a_minute_is_refused_at_once():
     if private._ways is None:
         pytest.skip(f"PyTorch {torch.__version__} tries nothing")
-    private.take_plain_for_whole()
+    private.take_plain_as_replicated()
     with private.imagined_mesh(2, "cpu", new_name()) as mesh:
         query = DTensor.from_local(torch.ones(2, 6, 4, 4), mesh, [Shard(2)], run_check=False)
         key = torch.ones(2, 6, 8, 4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from weft.torch.tensor_parallel import Cut, Linear, axes_of, can_cut, cut, cut_of, is_cut, whole
+from weft.torch.tensor_parallel import Cut, Linear, axes_of, can_cut, cut, cut_of, full_tensor, is_cut
 from weft.torch.tensor_parallel.cuts import cut_by, joined, mark, unmark
 from weft.torch.tensor_parallel.linears import cuts_of
 
@@ -55,7 +55,7 @@ def test_a_whole_parameter_is_its_own_part():
     parameter = nn.Parameter(torch.ones(3))
     assert not is_cut(parameter) and cut_of(parameter) is None
     value = torch.zeros(2)
-    assert cut(value, parameter) is value and torch.equal(whole(parameter), parameter)
+    assert cut(value, parameter) is value and torch.equal(full_tensor(parameter), parameter)
 
 
 class Imagined:
@@ -78,7 +78,7 @@ def test_a_part_may_be_cut_again():
         mark(parameter, how, Imagined("tp", rank, parts))
         mark(parameter, again, Imagined("rdp", replica, shares))
         assert axes_of(parameter) == {"tp", "rdp"} and cut_of(parameter) is how
-        assert torch.equal(whole(parameter), tensor)
+        assert torch.equal(full_tensor(parameter), tensor)
         for value in (tensor, parts[rank]):
             assert can_cut(value, parameter) and torch.equal(cut(value, parameter), shares[replica])
         assert not can_cut(shares[replica], parameter)

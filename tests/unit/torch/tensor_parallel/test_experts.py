@@ -19,7 +19,7 @@ def found(net: nn.Module, size: int = 2, x: Tensor = X) -> Splits:
     return find(net, lambda: net(x).sum(), size)
 
 
-def why_whole(experts: nn.Module, size: int = 2, share: str = "parts") -> str:
+def why_whole(experts: nn.Module, size: int = 2, share: str = "expert_tensor_parallel") -> str:
     net = Routed(experts)
     splits = find(net, lambda: net(X).sum(), size, experts=share)
     assert not splits.linears()
@@ -48,7 +48,7 @@ def test_those_of_transformers(name: str, how: str) -> None:
         assert experts.parts[0].blocks == (inner, inner), "gates and values behind each other"
     else:
         assert places == {"gate_up_proj": 2, "gate_up_proj_bias": 1, "down_proj": 1, "down_proj_bias": -1}
-    assert "model.layers.*.mlp.experts" in splits.text() and "split inside of each expert" in splits.text()
+    assert "model.layers.*.mlp.experts" in splits.text() and "expert tensor parallel" in splits.text()
     assert Splits.from_record(splits.to_record()) == splits
 
 
@@ -79,7 +79,7 @@ def test_what_does_not_add_up() -> None:
     assert why_whole(Stacked(how="spoilt")) == told
     splits = found(Routed(Stacked(how="spoilt")))
     assert splits.linears()["experts"].by_rank()
-    assert f"split by its experts; not inside of each expert: {told}" in splits.text()
+    assert f"expert-parallel; not expert tensor parallel: {told}" in splits.text()
 
 
 class Limited(Stacked):
@@ -87,7 +87,7 @@ class Limited(Stacked):
         return super().forward(x, which, weights).clamp(-50, 50)
 
 
-@pytest.mark.parametrize("share", ["parts", "ranks"])
+@pytest.mark.parametrize("share", ["expert_tensor_parallel", "expert_parallel"])
 def test_a_limit_that_only_large_sums_reach(share: str) -> None:
     assert "do not add up" in why_whole(Limited(), share=share)
 
@@ -168,7 +168,7 @@ class Told(Routed):
 
 
 def test_whole_numbers_that_ranks_would_not_agree_on() -> None:
-    splits = find(net := Told(Counting()), lambda: net(X).sum(), 2, experts="parts")
+    splits = find(net := Told(Counting()), lambda: net(X).sum(), 2, experts="expert_tensor_parallel")
     assert splits.whole["experts"].startswith("its parts on 2 ranks do not add up")
 
 

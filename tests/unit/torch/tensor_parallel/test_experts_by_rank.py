@@ -43,7 +43,7 @@ def why_in_parts(net: nn.Module, size: int = 2, **more: Any) -> str:
     assert not any(linear.by_rank() for linear in splits.linears().values())
     (line,) = splits.mixtures.values()
     assert line in splits.text()
-    return line.removeprefix("not split by its experts: ")
+    return line.removeprefix("not expert-parallel: ")
 
 
 def ranks_of(linear: Linear) -> list[int | None]:
@@ -57,13 +57,13 @@ def test_lists_of_modules() -> None:
         assert ranks_of(splits.linears()[""]) == [0, 0, 1, 1]
         assert splits.linears()[""].blocks == (1,), "its result is added up"
     assert Splits.from_record(splits.to_record()) == splits
-    assert "split by its experts" in splits.text()
+    assert "expert-parallel" in splits.text()
 
 
 def test_ranks_need_not_divide_them() -> None:
     assert ranks_of(found(Mixture(3)).linears()[""]) == [0, 0, 1]
     assert ranks_of(found(Mixture(5), 4).linears()[""]) == [0, 0, 1, 2, 3]
-    parts = found(Routed(Stacked(experts=3), 3), share="ranks").linears()["experts"].parts
+    parts = found(Routed(Stacked(experts=3), 3), share="expert_parallel").linears()["experts"].parts
     assert {part.name: part.dim for part in parts} == dict.fromkeys(("up", "up_bias", "down", "down_bias"), 0)
 
 
@@ -77,10 +77,10 @@ def test_a_shared_expert_counts_once_and_is_cut_as_ever() -> None:
 def test_both_ways_for_one_weight() -> None:
     net = Routed(Stacked())
     assert not found(net).linears()["experts"].by_rank()
-    assert not found(net, share="parts").linears()["experts"].by_rank()
-    assert found(net, share="ranks").linears()["experts"].by_rank()
-    few = found(Routed(Stacked(experts=3), 3), 4, "ranks")
-    assert few.notes["experts"] == "not split by its experts: its 3 experts are fewer than the 4 ranks"
+    assert not found(net, share="expert_tensor_parallel").linears()["experts"].by_rank()
+    assert found(net, share="expert_parallel").linears()["experts"].by_rank()
+    few = found(Routed(Stacked(experts=3), 3), 4, "expert_parallel")
+    assert few.notes["experts"] == "not expert-parallel: its 3 experts are fewer than the 4 ranks"
 
 
 def test_a_residual_path_counts_once() -> None:
@@ -160,7 +160,7 @@ def test_what_keeps_them_in_parts() -> None:
     net = Mixture()
     net.spare = nn.Linear(WIDTH, 2)
     assert why_in_parts(net) == "its spare.bias gets no gradient"
-    assert not found(Mixture(), share="parts").mixtures
+    assert not found(Mixture(), share="expert_tensor_parallel").mixtures
 
 
 def test_layers_of_one_class_may_compute_other_things() -> None:
@@ -211,7 +211,7 @@ def test_tensors_in_objects_keep_them_in_parts() -> None:
             weights, which = self.router(flat).softmax(-1).topk(2, -1)
             return self.experts(Rows((flat, which, weights))).view(x.shape)  # type: ignore[arg-type]
 
-    for share in ("parts", "ranks"):
+    for share in ("expert_tensor_parallel", "expert_parallel"):
         splits = found(Called(Experts()), share=share)
         assert splits.whole["experts"].startswith("it gets tensors in an object")
 
@@ -307,7 +307,7 @@ def test_a_weight_that_is_alone_has_a_line() -> None:
 
 
 def test_weights_that_are_each_alone_are_cut_where_a_module_adds_up() -> None:
-    for share in ("auto", "ranks"):
+    for share in ("auto", "expert_parallel"):
         (linear,) = found(Sorted(), share=share).linears().values()
         assert {part.name: part.dim for part in linear.parts} == {
             "up.weight": 1,

@@ -53,7 +53,7 @@ def test_two_linears_are_a_pair():
         (lambda x: x.softmax(-1), "softmax takes the whole"),
         (lambda x: x * x.pow(2).mean(-1, keepdim=True), "mean takes the whole"),
         (lambda x: x.flip(-1), "flip takes the whole"),
-        (lambda x: torch.zeros(4, 6, 16).copy_(x), "copy writes its parts into a whole tensor"),
+        (lambda x: torch.zeros(4, 6, 16).copy_(x), "copy writes its parts into a full tensor"),
         (lambda x: torch.from_numpy(x.detach().numpy()), "numpy takes the whole"),
     ],
 )

@@ -65,9 +65,9 @@ def test_a_plan_that_does_not() -> None:
     del other["layers.*.o"], other["layers.*.norm"]
     assert beside_own_plan(Model(**other), splits()).splitlines() == [
         "the model's own plan (tp_plan) says the same of 4 weights, and something else of these. "
-        "What a run in parts has shown counts:",
-        "  layers.*.q       2  its plan: rowwise  here: split by its results",
-        "  layers.*.o       2  its plan: nothing  here: split by its inputs",
+        "What a sharded run has shown counts:",
+        "  layers.*.q       2  its plan: rowwise  here: column-parallel",
+        "  layers.*.o       2  its plan: nothing  here: row-parallel",
         "  layers.*.norm    1  its plan: colwise  here: whole: it is no linear, embedding or mixture of experts",
     ]
 

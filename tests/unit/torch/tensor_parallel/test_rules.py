@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.context_parallel.rules import OWN, Positions
-from weft.torch.pytorch.private import imagined_mesh, take_plain_for_whole
+from weft.torch.pytorch.private import imagined_mesh, take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import Functions, answer, forget
 from weft.torch.tensor_parallel.rules import RULES
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
@@ -75,7 +75,7 @@ def attention(x: Tensor) -> Tensor:
     ids=["dropout", "generator", "function", "rate", "gamma", "attention"],
 )
 def test_what_draws_sees_the_whole(kind: type[Functions], drawn: Callable[[Tensor], Tensor]) -> None:
-    take_plain_for_whole()
+    take_plain_as_replicated()
     part = torch.rand(4, 2, 8, generator=torch.Generator().manual_seed(2))
     with imagined_mesh(2, "cpu", new_name()) as mesh:  # the second rank has what the first one has
         functions = kind(ShardGroup(mesh, None, 0, 2))

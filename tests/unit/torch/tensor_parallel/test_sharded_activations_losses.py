@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.torch.tensor_parallel.sharded_activations import rules, spread
 from weft.torch.tensor_parallel.sharded_activations.watch import Alone
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 NUMBERS = torch.Generator().manual_seed(0)
 X, Y, WEIGHT = (torch.rand(2, 6, 7, generator=NUMBERS) for _ in range(3))
@@ -24,7 +24,7 @@ LOSSES: list[Callable[..., Tensor]] = [
 def noted(function: Callable[..., Tensor], along: int = 1, **named: Any) -> tuple[Tensor, list[str]]:
     """What the function gives for a tensor in parts, and whether the whole was taken."""
     shard_group = Alone(torch.device("cpu"), 2)
-    given = spread(X, shard_group, along, Places.behind([X.shape[along]]), frozenset(["it"]))
+    given = spread(X, shard_group, along, ShardPositions.contiguous([X.shape[along]]), frozenset(["it"]))
     return function(given, Y, **named), [*shard_group.notes["it"]]
 
 

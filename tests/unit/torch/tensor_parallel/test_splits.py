@@ -43,8 +43,8 @@ def test_layers_alike_are_one_line():
     assert FOUND.text() == "\n".join(
         [
             "linears over the 2 ranks of axis tp",
-            "  h.*.attn.c_attn    3  split by its results, 3 blocks of 32, 16",
-            "  h.*.attn.c_proj    3  split by its inputs",
+            "  h.*.attn.c_attn    3  column-parallel, 3 blocks of 32, 16",
+            "  h.*.attn.c_proj    3  row-parallel",
             "  head               1  whole: cross_entropy takes the whole",
         ]
     )

@@ -56,7 +56,7 @@ def test_an_embedding_and_its_head(tied: bool):
         net.head.weight = net.embedding.weight
     splits = found(net)
     assert kinds(splits) == CUT and not splits.whole
-    assert "split by its vocabulary" in splits.text()
+    assert "vocabulary-parallel" in splits.text()
     assert Splits.from_record(splits.to_record()) == splits
 
 

@@ -70,7 +70,7 @@ def test_one_expert_is_kept_whole() -> None:
     net = Mixture()
     weft.set_tensor_parallelism(net.get_submodule("experts.2"), False)
     splits = found(net)
-    assert splits.mixtures[""] == "not split by its experts: the script wants it whole"
+    assert splits.mixtures[""] == "not expert-parallel: the script wants it whole"
     assert splits.whole["experts.2.0"] == splits.whole["experts.2.2"] == WANTED
     assert {name.split(".")[1] for name in splits.linears()} == {"0", "1", "3"}
 
@@ -89,22 +89,22 @@ def test_other_words_are_refused(enabled: Any) -> None:
     assert found(net).linears(), "nothing was marked"
 
 
-BY_HAND = "split by its results; as the script says"
+BY_HAND = "column-parallel; as the script says"
 
 
 @pytest.mark.parametrize(
     ("words", "lines"),
     [
         # a pair, and one of which one linear is found
-        (("column", "row"), (BY_HAND, "split by its inputs; as the script says")),
-        (("column", True), (BY_HAND, "split by its inputs")),
+        (("column", "row"), (BY_HAND, "row-parallel; as the script says")),
+        (("column", True), (BY_HAND, "row-parallel")),
         # alone
-        (("column", False), (f"{BY_HAND}, put together", f"whole: {WANTED}")),
-        (("column", "column"), (f"{BY_HAND}, put together",) * 2),
-        ((False, "row"), (f"whole: {WANTED}", "split by its inputs; as the script says")),
-        (("row", "row"), ("split by its inputs; as the script says",) * 2),
-        (("row", "column"), ("split by its inputs; as the script says", f"{BY_HAND}, put together")),
-        (("vocabulary", False), ("split by its vocabulary; as the script says, scores put together for linear",
+        (("column", False), (f"{BY_HAND}, all-gathered", f"whole: {WANTED}")),
+        (("column", "column"), (f"{BY_HAND}, all-gathered",) * 2),
+        ((False, "row"), (f"whole: {WANTED}", "row-parallel; as the script says")),
+        (("row", "row"), ("row-parallel; as the script says",) * 2),
+        (("row", "column"), ("row-parallel; as the script says", f"{BY_HAND}, all-gathered")),
+        (("vocabulary", False), ("vocabulary-parallel; as the script says, logits all-gathered for linear",
                                  f"whole: {WANTED}")),
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_uncalled_linears_are_cut_alone() -> None:
     net.add_module("spare", nn.Linear(WIDTH, WIDTH))
     weft.set_tensor_parallelism(net.get_submodule("spare"), "row")
     splits = find(net, lambda: net[2](net[1](net[0](X))), 2)
-    assert line(splits, "spare") == "split by its inputs; as the script says"
+    assert line(splits, "spare") == "row-parallel; as the script says"
 
 
 def test_words_are_cut_of_any_size() -> None:
@@ -138,7 +138,7 @@ def test_words_are_cut_of_any_size() -> None:
     ids = torch.arange(6)[None]
     assert "0" not in find(net, lambda: net(ids), 2).linears()
     weft.set_tensor_parallelism(net[0], "vocabulary")
-    assert line(find(net, lambda: net(ids), 2), "0") == "split by its vocabulary; as the script says"
+    assert line(find(net, lambda: net(ids), 2), "0") == "vocabulary-parallel; as the script says"
 
 
 @pytest.mark.parametrize(

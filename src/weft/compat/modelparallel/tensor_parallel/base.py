@@ -1,4 +1,4 @@
-"""What the transformer layers share: their base, activations, and arguments beside those that are documented."""
+"""The base of the transformer layers, activations, and arguments beside those that are documented."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def fill(module: nn.Module, deviation: float, normal: bool) -> None:
 
 
 def items_of(module: nn.Module, inputs: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What the input tuple of a layer has, in the order of ``names``.
+    """The items of a layer's input tuple, in the order of ``names``.
 
     Raises:
         UsageError: It is no tuple of that length.

@@ -28,7 +28,7 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True)
 class _Registration:
-    """What stands for instances of a class, and how arguments and results are mapped."""
+    """The class that replaces instances of another, and how arguments and results are mapped."""
 
     replacement: type[nn.Module]
     init_hook: Hook | None
@@ -36,7 +36,7 @@ class _Registration:
 
 @dataclass
 class _Built:
-    """What an instance was built from, and whether it is to be replaced, with which further arguments."""
+    """The arguments an instance was built from, and whether it is to be replaced, with which further arguments."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

@@ -51,7 +51,7 @@ def layer_translations(model: str) -> tuple[Translate, Translate]:
 
 
 def gpt2_hooks() -> Hooks:
-    """What ``tp_register_with_module(GPT2Block, smp.nn.DistributedTransformerLayer, *hooks)`` needs.
+    """The hooks for ``tp_register_with_module(GPT2Block, smp.nn.DistributedTransformerLayer, *hooks)``.
 
     ``transformers`` from 5 on, whose layers give a tensor.
     """
@@ -80,7 +80,7 @@ def gpt2_hooks() -> Hooks:
 
 
 def bert_hooks() -> Hooks:
-    """What ``tp_register_with_module(BertLayer, smp.nn.DistributedTransformerLayer, *hooks)`` needs.
+    """The hooks for ``tp_register_with_module(BertLayer, smp.nn.DistributedTransformerLayer, *hooks)``.
 
     Also for the layers of RoBERTa. ``transformers`` from 5 on, whose layers give a tensor.
     """
@@ -102,7 +102,7 @@ def bert_hooks() -> Hooks:
 
 
 def gptj_hooks() -> Hooks:
-    """What ``tp_register_with_module(GPTJBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
+    """The hooks for ``tp_register_with_module(GPTJBlock, smp.nn.DistributedTransformerLayer, *hooks)``."""
     _need_transformers()
     from transformers.models.gptj.modeling_gptj import GPTJBlock
 
@@ -123,7 +123,7 @@ def gptj_hooks() -> Hooks:
 
 
 def gptneo_hooks() -> Hooks:
-    """What ``tp_register_with_module(GPTNeoBlock, smp.nn.DistributedTransformerLayer, *hooks)`` needs."""
+    """The hooks for ``tp_register_with_module(GPTNeoBlock, smp.nn.DistributedTransformerLayer, *hooks)``."""
     _need_transformers()
     from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoBlock
 
@@ -169,7 +169,7 @@ def _need_transformers() -> None:
 
 
 def _forward_hook_of(block: type, counts: bool = False) -> Callable[..., Any]:
-    """What makes the one tuple that the layer takes of the arguments of ``block``, by their names there.
+    """A hook that packs the arguments of ``block`` into the one tuple that the layer takes, by their names there.
 
     ``counts``: the layer counts positions itself, from 0.
     """

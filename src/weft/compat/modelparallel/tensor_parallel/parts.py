@@ -30,7 +30,7 @@ class _Half(DistributedModule):
         self.fp32_residual_addition = in_fp32
 
     def added(self, hidden: Tensor, result: Tensor) -> Tensor:
-        """What comes out: the residual path, and the norm after it."""
+        """The output of the half: the residual path, and the norm after it."""
         result = self.dropout(result)
         if self.fp32_residual_addition:
             total = (hidden.float() + result.float()).to(hidden.dtype)
@@ -118,7 +118,7 @@ class DistributedAttentionLayer(_Half):
         return self.added(hidden, self.attended(normed, states if self.cross_attention else normed, mask))
 
     def attended(self, normed: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
-        """What attention gives, [N, S, H], without residual path and norms."""
+        """The output of attention, [N, S, H], without residual path and norms."""
         query, key, value = (
             each.view(*each.shape[:2], self.heads, self.head_size).transpose(1, 2)
             for each in (self.query(normed), self.key(seen), self.value(seen))
@@ -189,6 +189,6 @@ class DistributedTransformerOutputLayer(_Half):
         return self.added(hidden, self.computed(self.pre_layernorm(hidden)))
 
     def computed(self, normed: Tensor) -> Tensor:
-        """What the linears give, [N, S, H], without residual path and norms."""
+        """The output of the linears, [N, S, H], without residual path and norms."""
         dense: Tensor = self.dense2(activation_of(self.activation)(self.dense1(normed)))
         return dense

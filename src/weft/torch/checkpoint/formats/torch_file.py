@@ -80,7 +80,7 @@ def load_bytes(content: bytes) -> Any:
 
 
 def check_archive(file: IO[bytes]) -> int:
-    """How many bytes an archive holds; :class:`ValueError` if one of its checksums is wrong."""
+    """The number of bytes that an archive holds; :class:`ValueError` if one of its checksums is wrong."""
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     if not zipfile.is_zipfile(file):

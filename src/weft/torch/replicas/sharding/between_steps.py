@@ -5,12 +5,12 @@
     the step ends       of each parameter and its gradient this rank keeps its share
 
 A parameter stays the same object, so optimizers, hooks and schedulers have the right one whenever they were made. It is
-cut along its first dim that the number of sharers divides; one without such a dim stays whole. Between steps it has the
+cut along its first dim that the number of ranks divides; one without such a dim stays whole. Between steps it has the
 mark of a part (see :mod:`weft.torch.tensor_parallel.cuts`), by which norms, states and checkpoints find the rest.
 
-All sharers gather in the order of the model's parameters, before the first microbatch. So nothing depends on the order
-in which microbatches run. See ``docs/design/sharding.md``. What the settings want gathered for each
-microbatch instead is left to ``by_unit``.
+All ranks of a sharding group gather in the order of the model's parameters, before the first microbatch. So nothing
+depends on the order in which microbatches run. See ``docs/design/sharding.md``. What the settings want gathered for
+each microbatch instead is left to ``by_unit``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedParameters:
         ranks, degree = session.peers("rdp"), session.settings.sharded_data_parallel_degree
         first, place = divmod(session.position("rdp"), degree)
         row = ranks[first * degree : (first + 1) * degree]
-        self._sharers = ShardingGroup(new_group(session, row, backend_of(session)), place, degree)
+        self._sharding_group = ShardingGroup(new_group(session, row, backend_of(session)), place, degree)
         sparse = {id(p) for module in model.module.modules() for p in _sparse(module)}
         cuts = [
             (name, parameter, how)
@@ -56,7 +56,7 @@ class SharedParameters:
         self._others = [parameter for parameter in model.local_parameters() if id(parameter) not in cut]
         self.units: Units | None = None
         if session.settings.sharded_parameters_gathered == "microbatch":
-            self.units = Units(session, model, cuts, self._sharers)
+            self.units = Units(session, model, cuts, self._sharding_group)
         self._in_units = [each for each in cuts if self.has_in_units(each[1])]
         self._cuts = [each for each in cuts if not self.has_in_units(each[1])]
         self._kept: dict[int, Tensor | None] = {}
@@ -68,7 +68,7 @@ class SharedParameters:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Let parameters be whole, without gradients, which :meth:`share` adds to; collective over the sharers."""
+        """All-gather the parameters, without gradients, which :meth:`share` adds to; collective over the group."""
         if self.whole:
             return
         for name, parameter, how in self._in_units:
@@ -76,7 +76,7 @@ class SharedParameters:
         for cuts in self._messages():
             shares = [parameter.data for _, parameter, _ in cuts]
             own = torch.cat([share.reshape(-1) for share in shares])
-            parts = self._sharers.gather(own, 0, [own.numel()] * self._sharers.size)
+            parts = self._sharding_group.gather(own, 0, [own.numel()] * self._sharding_group.size)
             sizes = [share.numel() for share in shares]
             pieces = zip(*(part.split(sizes) for part in parts), strict=True)
             for (_, parameter, how), share, each in zip(cuts, shares, pieces, strict=True):
@@ -91,7 +91,7 @@ class SharedParameters:
 
     def _check(self, name: str, parameter: Tensor, how: Cut) -> None:
         """Refuse a parameter that is not this rank's share any more."""
-        expected = how.local_shape(self._sharers.rank, self._sharers.size)
+        expected = how.local_shape(self._sharding_group.rank, self._sharding_group.size)
         if tuple(parameter.shape) != expected:
             raise UsageError(
                 f"{name} has the shape {list(parameter.shape)} before a step, but this rank's share of it has "
@@ -120,7 +120,7 @@ class SharedParameters:
         """Keep this rank's shares of parameters, and of gradients, which all replicas have averaged."""
         if not self.whole:
             return
-        place, size = self._sharers.rank, self._sharers.size
+        place, size = self._sharding_group.rank, self._sharding_group.size
         if self.units is not None and not self._first:
             self.units.end()
         for name, parameter, how in [*self._cuts, *self._in_units] if self._first else self._cuts:
@@ -132,7 +132,7 @@ class SharedParameters:
                 )
             parameter.grad = None
             parameter.data = cut_by(parameter.data, how, place, size)
-            mark(parameter, how, self._sharers)
+            mark(parameter, how, self._sharding_group)
             if grad is not None:
                 part = cut_by(grad, how, place, size)
                 kept = part if kept is None else kept.add_(part)
@@ -145,8 +145,8 @@ class SharedParameters:
         self.whole = self._first = False
 
 
-def cut_for(parameter: Tensor, sharers: int) -> Cut | None:
-    """How a parameter is shared: along its first dim that the number of sharers divides. None: it stays whole.
+def cut_for(parameter: Tensor, sharding_group: int) -> Cut | None:
+    """The cut of a parameter: along its first dim that the number of ranks divides. None: it stays whole.
 
     >>> cut_for(torch.zeros(3, 8), 2)
     Cut(dim=1, blocks=(8,), shape=(3, 8), holder=None)
@@ -155,7 +155,7 @@ def cut_for(parameter: Tensor, sharers: int) -> Cut | None:
     if not parameter.is_contiguous() or not parameter.numel():
         return None
     for dim, length in enumerate(parameter.shape):
-        if length % sharers == 0:
+        if length % sharding_group == 0:
             return Cut(dim, (length,), tuple(parameter.shape))
     return None
 

@@ -95,7 +95,7 @@ class Units:
         session: The session.
         model: The model, which has been split.
         cuts: Its parameters that can be shared, by name, and how.
-        sharers: The ranks that share them.
+        sharding_group: The ranks that hold shards of them.
 
     Attributes:
         layers: The layers, in the order of the program.
@@ -108,9 +108,9 @@ class Units:
         session: Session,
         model: Any,
         cuts: Sequence[tuple[str, nn.Parameter, Cut]],
-        sharers: ShardingGroup,
+        sharding_group: ShardingGroup,
     ) -> None:
-        self._session, self._sharers = session, sharers
+        self._session, self._sharding_group = session, sharding_group
         self.layers: list[Layer] = []
         self.backwards = self._later = 0
         self._latest: dict[bool, Layer] = {}
@@ -121,11 +121,11 @@ class Units:
         for place in places_of(model.module, model.plan, session.position("pp")):
             self._add(place, found)
         self._weights = [(layer, weight) for layer in self.layers for weight in layer.weights]
-        ranks, degree = session.peers("rdp"), sharers.size
+        ranks, degree = session.peers("rdp"), sharding_group.size
         self._column: Any = None
         if self._weights and degree < len(ranks):  # others have the same share
             self._column = dist.new_group(
-                ranks[sharers.rank :: degree], session.timeout, "nccl" if session.nccl else "gloo",
+                ranks[sharding_group.rank :: degree], session.timeout, "nccl" if session.nccl else "gloo",
                 use_local_synchronization=True,
             )  # fmt: skip
 
@@ -188,7 +188,7 @@ class Units:
             assert weight.share is not None
             parameter.data = weight.share
             setattr(parameter, AWAY, None)
-            mark(parameter, weight.how, self._sharers)
+            mark(parameter, weight.how, self._sharding_group)
             kept = weight.kept
             if weight in had and weight.sum is not None:
                 kept = weight.sum if kept is None else kept.add_(weight.sum)
@@ -196,7 +196,7 @@ class Units:
             weight.share = weight.kept = weight.sum = None
 
     def _average_over_rows(self, weights: Sequence[Weight]) -> None:
-        """Add up the sums of sharers that have the same share."""
+        """All-reduce the sums of ranks that hold the same shard."""
         sums: list[Tensor] = []
         for weight in weights:
             if weight.sum is None:
@@ -245,7 +245,7 @@ class Units:
 
     def _let_go(self, layer: Layer) -> None:
         if not self._later:
-            self.add_up(layer)
+            self.reduce_scatter(layer)
         if not layer.uses:
             self._give_back(layer)
 
@@ -253,8 +253,8 @@ class Units:
     def _gather(self, layer: Layer) -> None:
         self._turns.agree(f"gathers the parameters of {layer.name}")
         shares = [weight.share for weight in layer.weights if weight.share is not None]
-        wholes = self._sharers.gather_wholes(shares, [weight.how for weight in layer.weights])
-        for weight, whole in zip(layer.weights, wholes, strict=True):
+        full_tensors = self._sharding_group.all_gather(shares, [weight.how for weight in layer.weights])
+        for weight, whole in zip(layer.weights, full_tensors, strict=True):
             weight.parameter.data = weight.whole = whole
             setattr(weight.parameter, AWAY, None)
             self._by_memory[storage_key(whole)] = layer, weight
@@ -275,15 +275,15 @@ class Units:
         setattr(weight.parameter, AWAY, layer)
 
     @torch.no_grad()
-    def add_up(self, layer: Layer) -> None:
+    def reduce_scatter(self, layer: Layer) -> None:
         """Gradients that have grown become a part of the shares' sums; whole ones are gone."""
         weights = [weight for weight in layer.weights if weight.parameter.requires_grad]
         if all(weight.parameter.grad is None for weight in weights):
             return
-        self._turns.agree(f"adds up the gradients of {layer.name}")
+        self._turns.agree(f"reduce-scatters the gradients of {layer.name}")
         self.trained = True
         scale = 1.0 / self._session.mesh.rdp
-        wholes: list[Tensor | None] = []
+        full_tensors: list[Tensor | None] = []
         for weight in weights:
             grad, weight.parameter.grad = weight.parameter.grad, None
             if grad is not None and grad.is_sparse:
@@ -292,10 +292,10 @@ class Units:
                     'sparse=True before the model is wrapped, or write "sharded_data_parallel_degree": 1'
                 )
             weight.grown |= grad is not None
-            wholes.append(None if grad is None else grad * scale)
+            full_tensors.append(None if grad is None else grad * scale)
             del grad
         shares = [weight.share for weight in weights if weight.share is not None]
-        sums = self._sharers.add_up(wholes, shares, [weight.how for weight in weights])
+        sums = self._sharding_group.reduce_scatter(full_tensors, shares, [weight.how for weight in weights])
         for weight, each in zip(weights, sums, strict=True):
             weight.sum = each if weight.sum is None else weight.sum.add_(each)
 
@@ -317,22 +317,22 @@ class Units:
             for layer in latest.values():
                 self._let_go(layer)
             if not self._later:
-                self.add_up_all()
+                self.reduce_scatter_all()
         finally:
             self.backwards -= 1
             self._later -= later
 
-    def add_up_all(self) -> None:
+    def reduce_scatter_all(self) -> None:
         """Add up whatever gradients are there."""
         for layer in self.layers:
-            self.add_up(layer)
+            self.reduce_scatter(layer)
 
     def layer_of(self, parameter: Tensor) -> Layer | None:
         """The layer that the parameter is gathered with, if it is."""
         return self._by_parameter.get(id(parameter))
 
     def _pack(self, tensor: Tensor) -> View | None:
-        """What autograd is to keep of a weight; None for any other tensor."""
+        """The view that autograd is to keep of a weight; None for any other tensor."""
         if type(tensor) not in (Tensor, nn.Parameter) or not has_memory(tensor):
             return None
         found = self._by_memory.get(storage_key(tensor))

@@ -35,7 +35,7 @@ class ShardingGroup:
         self.group, self.rank, self.size = group, rank, size
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
-        """The tensors of all sharers, in their order; each has the same shape, so ``sizes`` along ``dim`` are alike."""
+        """The tensors of all ranks, in their order; each has the same shape, so ``sizes`` along ``dim`` are alike."""
         own = tensor.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(
@@ -45,7 +45,7 @@ class ShardingGroup:
         )
         return parts
 
-    def gather_wholes(self, shares: Sequence[Tensor], cuts: Sequence[Cut]) -> list[Tensor]:
+    def all_gather(self, shares: Sequence[Tensor], cuts: Sequence[Cut]) -> list[Tensor]:
         """The wholes of shares, each in memory of its own; collective."""
         found: dict[int, Tensor] = {}
         small = []
@@ -69,12 +69,12 @@ class ShardingGroup:
                 )
         return [found[number] for number in range(len(shares))]
 
-    def add_up(
-        self, wholes: list[Tensor | None], shares: Sequence[Tensor], cuts: Sequence[Cut]
+    def reduce_scatter(
+        self, full_tensors: list[Tensor | None], shares: Sequence[Tensor], cuts: Sequence[Cut]
     ) -> list[Tensor]:
-        """This rank's shares of the sums of all sharers' tensors; collective.
+        """This rank's shares of the sums of all ranks of the sharding group' tensors; collective.
 
-        ``wholes``: this rank's, None for zeros; the list is emptied. ``shares``: tensors like the results.
+        ``full_tensors``: this rank's, None for zeros; the list is emptied. ``shares``: tensors like the results.
         """
         found: dict[int, Tensor] = {}
         small: dict[torch.dtype, list[int]] = {}
@@ -82,7 +82,7 @@ class ShardingGroup:
             if share.nbytes < ALONE_BYTES or not is_run(how):
                 small.setdefault(share.dtype, []).append(number)
                 continue
-            whole, wholes[number] = wholes[number], None
+            whole, full_tensors[number] = full_tensors[number], None
             if whole is None:
                 whole = torch.zeros(how.shape, dtype=share.dtype, device=share.device)
             found[number] = torch.empty(share.shape, dtype=share.dtype, device=share.device)
@@ -92,7 +92,7 @@ class ShardingGroup:
             sizes = [shares[number].numel() for number in numbers]
             flat = torch.zeros(self.size, sum(sizes), dtype=dtype, device=shares[numbers[0]].device)
             for number, places in zip(numbers, flat.split(sizes, 1), strict=True):
-                whole, wholes[number] = wholes[number], None
+                whole, full_tensors[number] = full_tensors[number], None
                 if whole is not None:
                     for rank, place in enumerate(places):
                         place.copy_(cut_by(whole, cuts[number], rank, self.size).view(-1))
@@ -101,7 +101,7 @@ class ShardingGroup:
             _reduce_scatter(own, flat.view(-1), group=self.group)
             for number, piece in zip(numbers, own.split(sizes), strict=True):
                 found[number] = piece.view(shares[number].shape).clone()
-        wholes.clear()
+        full_tensors.clear()
         return [found[number] for number in range(len(shares))]
 
     def __deepcopy__(self, memo: Any) -> ShardingGroup:

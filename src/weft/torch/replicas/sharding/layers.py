@@ -1,4 +1,4 @@
-"""Which parameters of a split model are gathered together."""
+"""Groups of a split model's parameters that are all-gathered at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which replicas gather layers and add up gradients, compared at the end of each step.
+"""The order in which replicas all-gather layers and reduce-scatter gradients, compared at the end of each step.
 
 FSDP2 takes for granted that replicas call the same layers in the same order, and have gradients of the same parameters.
 Where samples decide that, it would join a share of one layer with one of another, and add up gradients of different
@@ -21,7 +21,7 @@ from weft.torch.session.session import Session
 
 
 class SharingOrder:
-    """The layers gathered and the gradients added up by this rank in a step.
+    """The layers gathered and the gradients reduce-scattered by this rank in a step.
 
     Args:
         session: The session.

@@ -13,7 +13,7 @@ from weft.torch.pytorch.private import PLAIN, saving_hooks, version
 
 
 class View(NamedTuple):
-    """What autograd keeps of a weight: ``of`` which one, and how it looked at its memory."""
+    """A weight as autograd keeps it: ``of`` which one, and how it looked at its memory."""
 
     of: Any
     size: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""What ranks can cut of a model, decided with one microbatch: weights, and sequences."""
+"""The parts of a model that ranks can cut, decided with one microbatch: weights, and sequences."""

@@ -1,4 +1,4 @@
-"""Which modules compute on parts of sequences, decided with the first microbatch."""
+"""Modules that compute on sharded sequences, decided with the first microbatch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_sequences(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, traced: Trace,
     splits: Splits | None,
 ) -> Sequences | None:  # fmt: skip
-    """Which of the model's modules compute on parts of sequences; None if none is to. On the rank that decides.
+    """The model's modules that compute on sharded sequences; None if none is to. On the rank that decides.
 
     ``splits``: how its weights are cut over other ranks.
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism could cut of a model, told of its units: for plans, before there are ranks."""
+"""The parts of a model's units that tensor parallelism could cut: for plans, before there are ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_cuts(units: Sequence[Unit], model: nn.Module, run: Callable[[], Any]) -
 
 
 def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
-    """What can be cut over each number of ranks, as far as there is something."""
+    """The parts that can be cut over each number of ranks, as far as there are some."""
     for ranks in RANKS:
         rehearse(Forward())
         try:
@@ -56,7 +56,7 @@ def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
 
 
 def _sizes(model: nn.Module, run: Callable[[], Any], splits: Splits) -> dict[str, int]:
-    """What ranks add up or gather after each module that is not cut by its results, or is so alone, in bytes."""
+    """The bytes that ranks all-reduce or gather after each module that is not column-parallel, or is so alone."""
     sizes: dict[str, int] = {}
     alone = {region.name for region in splits.regions}
 

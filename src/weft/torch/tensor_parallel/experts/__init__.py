@@ -8,9 +8,9 @@ gives the whole when it is added up: it computes both and compares, on a ``bench
 from .expert_parallel import Mixture, cuts_of_mixture, members, misfit_of_mixture
 from .find import around_lonely, candidates, find_experts, lonely
 from .mixtures import find_mixtures, shares_out
-from .sharded_experts import cuts_of_experts, in_parts, misfit
+from .sharded_experts import cuts_of_experts, misfit, run_sharded
 
 __all__ = [
     "Mixture", "around_lonely", "candidates", "cuts_of_experts", "cuts_of_mixture", "find_experts", "find_mixtures",
-    "in_parts",    "lonely", "members", "misfit", "misfit_of_mixture", "shares_out",
+    "lonely", "members", "misfit", "misfit_of_mixture", "run_sharded", "shares_out",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ Call = Callable[[Mapping[str, Tensor], Any, Any], Any]
 
 @dataclass
 class Outcome:
-    """What a run gives.
+    """The results and gradients of a run.
 
     Attributes:
         results: Its tensors of floating-point numbers.
@@ -170,7 +170,8 @@ def in_mode(training: bool, modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def kind_of(name: str, module: nn.Module) -> Any:
-    """What modules have in common that compute the same: names but for numbers of layers, classes, sizes, settings."""
+    """The kind of a module; modules of one kind compute the same: names but for numbers of layers, classes, sizes,
+    settings."""
     inside = []
     for own, each in module.named_modules():
         settings = [(key, value) for key, value in vars(each).items() if isinstance(value, CONSTANTS)]

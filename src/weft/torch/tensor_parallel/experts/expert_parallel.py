@@ -1,8 +1,8 @@
 """A mixture whose experts are modules: each rank has some of them, and runs these only.
 
 All ranks run the mixture's own code, on the same inputs, with the same router. An expert of another rank gives zeros.
-So each rank has its experts' share of the result, and the ranks add up once, where the mixture ends. Gradients of what
-goes in, and of the router's weights, are added up once as well.
+So each rank has its experts' share of the result, and the ranks all-reduce once, where the mixture ends. Gradients of
+what goes in, and of the router's weights, are all-reduced once as well.
 
     inputs, router's weights -- EnterAll --> own code: experts --> (zeros from others) -- leave --> result
                                     |        modules beside --> one part of it in each rank --^
@@ -29,7 +29,7 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import in_backward
 from weft.torch.session.random_streams import TORCH
 from weft.torch.tensor_parallel.cuts import Cut, mark_copies
-from weft.torch.tensor_parallel.rules import as_whole, stream_of_part, streams_of
+from weft.torch.tensor_parallel.rules import as_full_tensor, stream_of_part, streams_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup, leave
 from weft.torch.tensor_parallel.sharded_activations import plain
 from weft.torch.tensor_parallel.splits import Held, Linear
@@ -42,7 +42,7 @@ what is above that without any experts."""
 
 
 class Turn:
-    """What the members of a mixture do at present.
+    """The present run of a mixture's members.
 
     Attributes:
         twice: Whether each call is followed by another one without experts.
@@ -66,7 +66,7 @@ class Turn:
 
 
 class Mixture:
-    """Stands for the ``forward`` of a module around experts: whole tensors go in and come out."""
+    """Stands for the ``forward`` of a module around experts: full tensors go in and come out."""
 
     def __init__(self, module: nn.Module, linear: Linear, shard_group: ShardGroup) -> None:
         self.module, self.linear, self.shard_group = module, linear, shard_group
@@ -81,7 +81,7 @@ class Mixture:
         return [(owner, name) for owner in owners for name in owner._parameters]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace((args, kwargs), lambda each: as_whole(plain(each)), attributes=False)
+        args, kwargs = replace((args, kwargs), lambda each: as_full_tensor(plain(each)), attributes=False)
         given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
         tables: list[tuple[dict[str, Any], str]] = [(owner._parameters, name) for owner, name in self.shared]
         weights = [table[name] for table, name in tables]
@@ -98,10 +98,10 @@ class Mixture:
         finally:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, weight)
-        return self._together(result, rest, next(iter(entered.values()), None))
+        return self._all_reduced(result, rest, next(iter(entered.values()), None))
 
     def with_and_without(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """What the module gives, and what it would without experts; both draw the same random numbers."""
+        """The module's result with its experts, and without; both draw the same random numbers."""
         streams = streams_of(self.shard_group)
         before = streams.capture(TORCH)
         try:
@@ -116,8 +116,8 @@ class Mixture:
             self.turn.beside.clear()
         return result, rest
 
-    def _together(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
-        """What the ranks give together.
+    def _all_reduced(self, result: Any, rest: Any, anchor: Tensor | None) -> Any:
+        """The result of all ranks together.
 
         ``rest``: what the module gives without experts. ``anchor``: leads to what has entered, also where no own
         expert ran.
@@ -132,7 +132,7 @@ class Mixture:
                 f"{type(self.module).__name__}, whose experts ranks share, does not give what it gave in the first "
                 f"microbatch: {sum(made)} tensors of {len(found)} results, and there were "
                 f"{len(known) - known.count(NO_TENSOR)} of {len(known)}. Let it return as many, with None for what is "
-                'missing, or write "experts": "parts"'
+                'missing, or write "experts": "expert_tensor_parallel"'
             )
         flags = iter([flag for is_made, flag in zip(made, known, strict=True) if is_made])
         others = iter([each for each in tensors_in(rest) if each.is_floating_point()])
@@ -174,7 +174,7 @@ class Expert:
             raise UsageError(
                 f"{self.held.name}, an expert that one rank has, is called by other code than that of the module whose "
                 "experts ranks share: the others have nothing of it. Call that module, or keep it whole, "
-                'weft.set_tensor_parallelism(module, False), or write "experts": "parts"'
+                'weft.set_tensor_parallelism(module, False), or write "experts": "expert_tensor_parallel"'
             )
         with stream_of_part(self.shard_group, self.held.draws):
             if self.held.rank == self.shard_group.rank and not self.turn.without:
@@ -240,7 +240,7 @@ def readable(module: nn.Module) -> Iterator[None]:
 
 
 def members(mixture: Mixture) -> dict[nn.Module, Expert | Beside]:
-    """What stands for the ``forward`` of a mixture's experts, and of what is beside them."""
+    """The functions that replace the ``forward`` of a mixture's experts, and of what is beside them."""
     shard_group, turn = mixture.shard_group, mixture.turn
     return {
         inner: Beside(inner, shard_group, turn)
@@ -252,7 +252,7 @@ def members(mixture: Mixture) -> dict[nn.Module, Expert | Beside]:
 
 
 def cuts_of_mixture(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """Which rank has what of the parameters, by name; those of the router stay whole and are left out."""
+    """The parameters that each rank holds, by name; those of the router stay whole and are left out."""
     return {
         f"{held.name}.{name}": Cut(0, tuple(value.shape[:1]), tuple(value.shape), held.rank)
         for held in linear.held
@@ -274,7 +274,7 @@ def misfit_of_mixture(module: nn.Module, linear: Linear, size: int) -> str:
 
 
 def entered_all(tensors: Sequence[Any], shard_group: ShardGroup) -> dict[int, Tensor]:
-    """By their ids, whole tensors of which each rank computes other things; those without gradients are left out."""
+    """By their ids, full tensors of which each rank computes other things; those without gradients are left out."""
     wanted = [*{id(each): each for each in tensors if each is not None and each.requires_grad}.values()]
     if not wanted or not torch.is_grad_enabled():
         return {}
@@ -286,7 +286,7 @@ def entered_all(tensors: Sequence[Any], shard_group: ShardGroup) -> dict[int, Te
 
 
 class EnterAll(Quiet):
-    """Whole tensors on their way to the ranks' experts: their gradients are added up, all in one message."""
+    """Full tensors on their way to the ranks' experts: their gradients are all-reduced, all in one message."""
 
     @staticmethod
     def forward(ctx: Any, shard_group: ShardGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -299,7 +299,7 @@ class EnterAll(Quiet):
         found: list[Tensor | None] = [None] * len(gradients)
         for dtype in dict.fromkeys(each.dtype for each in gradients):
             same = [n for n, each in enumerate(gradients) if each.dtype == dtype]
-            flat = ctx.shard_group.add_up(torch.cat([gradients[n].reshape(-1) for n in same]))
+            flat = ctx.shard_group.all_reduce(torch.cat([gradients[n].reshape(-1) for n in same]))
             pieces = flat.split([gradients[n].numel() for n in same])
             for n, piece in zip(same, pieces, strict=True):
                 found[n] = piece.view(gradients[n].shape)
@@ -324,7 +324,7 @@ class Anchored(Quiet):
 
 
 class Alike(Quiet):
-    """What all ranks compute alike: each takes its share of the gradient, for these are added up."""
+    """Tensors that all ranks compute alike: each takes its share of the gradient, for these are added up."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:

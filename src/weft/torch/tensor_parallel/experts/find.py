@@ -1,4 +1,4 @@
-"""Which modules of experts can be split: parts of their weights are tried out until their results add up.
+"""Modules of experts that can be split: parts of their weights are tried out until their results add up.
 
 A module that holds experts has weights with one matrix for each expert, ``[experts, results, inputs]``. Its code may
 do anything with them: a loop over those that are needed, one product for all, gates before or behind each other. So
@@ -95,7 +95,7 @@ def find_experts(
         size: How many ranks axis ``tp`` has.
         owners: For each parameter, by its id, the modules that have it.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
-        share: How ranks share experts: ``parts`` of every one, ``ranks``: some each, ``auto``: parts if these add up.
+        share: How ranks hold experts, as the setting ``experts``; ``auto``: a shard of every one if their sums agree.
         inside: Modules that are split already, as parts of others.
         cut: Linears that are split in pairs.
         leaking: Modules out of which tensors get by another way than their result.
@@ -160,7 +160,7 @@ def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: 
 
 
 def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
-    """What each of them is called with first; without what tensors of numbers hold."""
+    """The first arguments that each of them is called with; without the content of tensors of numbers."""
     calls: dict[str, tuple[Any, Any]] = {}
 
     def note(name: str, args: Any, kwargs: Any) -> None:
@@ -190,7 +190,7 @@ def _kept(tensor: Tensor) -> Tensor:
 
 
 def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
-    """How the module can be split, and why not otherwise; or why it cannot at all."""
+    """The way in which the module can be split, and why not otherwise; or why it cannot at all."""
     experts = len(next(iter(_stacks(module).values())))
     bench = Bench(module, args, kwargs, experts)
     tries: Tries = []
@@ -205,12 +205,15 @@ def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -
     by_part = partial(_by_part, module, tries, size)
     by_rank = partial(_by_rank, module, tries, experts, size)
     reasons: list[str] = []
-    for way in {"parts": [by_part], "ranks": [by_rank, by_part], "auto": [by_part, by_rank]}[share]:
+    ways = {
+        "expert_tensor_parallel": [by_part], "expert_parallel": [by_rank, by_part], "auto": [by_part, by_rank],
+    }  # fmt: skip
+    for way in ways[share]:
         outcome = way()
         if isinstance(outcome, Linear):
             return outcome, reasons[0] if reasons else ""
         reasons.append(outcome)
-    return None, reasons[-1] if share == "ranks" else reasons[0]
+    return None, reasons[-1] if share == "expert_parallel" else reasons[0]
 
 
 def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
@@ -221,7 +224,7 @@ def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
         return f"its experts' matrices have {smallest} rows and columns at most, fewer than the {size} ranks"
     width = tries[0][0].width
     for parts in itertools.islice(_ways(module, width, size), MOST_TRIED):
-        if all(_add_up(*each, parts, size) for each in tries):
+        if all(_sums_agree(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     inner = {n for value in stacks.values() for n in value.shape[1:] if n != width and n % size}
     uneven = f", and {' and '.join(map(str, sorted(inner)))} cannot be divided by {size}" if inner else ""
@@ -242,7 +245,7 @@ def _by_rank(module: nn.Module, tries: Tries, experts: int, size: int) -> Linear
         )  # fmt: skip
     for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
         parts = tuple(part for part in chosen if part.dim != _WHOLE)
-        if all(_add_up(*each, parts, size) for each in tries):
+        if all(_sums_agree(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     return f"its experts on {size} ranks do not add up to what it computes"
 
@@ -281,14 +284,14 @@ def _products(options: list[list[PartOf]]) -> Iterator[tuple[int, tuple[PartOf, 
 
 
 def _of_other(module: nn.Module, name: str, known: Mapping[tuple[int, int], tuple[int, ...]]) -> list[PartOf]:
-    """What can be done with a bias and the like: cut as a weight is, counted on one rank only, or used on all."""
+    """The ways to hold a bias and the like: cut as a weight is, counted on one rank only, or used on all."""
     shape = module.get_parameter(name).shape
     blocks = known.get((shape[0], shape[-1])) if len(shape) == 2 else None
     ways = [] if blocks is None else [PartOf(name, 1, blocks)]
     return [*ways, PartOf(name, ONCE, ()), PartOf(name, _WHOLE, ())]
 
 
-def _add_up(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
+def _sums_agree(bench: Bench, expected: Outcome, parts: Sequence[PartOf], size: int) -> bool:
     """True if the ranks' results and gradients add up to what is expected."""
     places = {part.name: part for part in parts}
     cuts = {

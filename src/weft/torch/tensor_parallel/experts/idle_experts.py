@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\d+")
 
 def adopt_uncalled(model: nn.Module, trial: Trial) -> None:
     """Take linears that were not called for what those like them are: the same names but for numbers, the same classes
-    and sizes. What is cut by its inputs goes with where these come from."""
+    and sizes. A row-parallel linear goes with where these come from."""
     missed = {name for name, reason in trial.whole.items() if reason == UNCALLED}
     known: dict[str, str] = {}
     for name, kind in trial.kinds.items():

@@ -1,4 +1,4 @@
-"""How ranks can share out the experts of a mixture: tried out with weights and inputs that are made up.
+"""Layouts of a mixture's experts over ranks: tried out with weights and inputs that are made up.
 
 The mixture is run as each of the ranks would run it. Its results have to add up, or be the same on all ranks, and so do
 all gradients.
@@ -30,7 +30,7 @@ FAILS = "it fails with weights and inputs that are made up, or writes into its i
 def tried(
     module: nn.Module, experts: Sequence[Held], choices: int, args: Any, kwargs: Any, size: int
 ) -> Linear | str:
-    """How ranks can share out a mixture's experts; or why they cannot.
+    """The layout of a mixture's experts over ranks; or why there is none.
 
     Args:
         module: The mixture.
@@ -97,7 +97,7 @@ def _under_autocast(bench: Bench, experts: Sequence[Held], alone: Call) -> Itera
 
 
 def _of_ranks(bench: Bench, linear: Linear, size: int, rest: bool = False) -> list[Outcome] | None:
-    """What each rank has by itself; None if one of them fails. ``rest``: what is there without experts."""
+    """The outcome of each rank by itself; None if one of them fails. ``rest``: what is there without experts."""
     module, outcomes = bench.module, []
     with imagined_mesh(size, bench.device.type, new_name()) as mesh:
         for rank in range(size):
@@ -140,7 +140,7 @@ def _exact(bench: Bench, linear: Linear, expected: Outcome, size: int) -> tuple[
     if ALIKE in flags:
         linear = replace(linear, blocks=blocks)
         outcomes = _of_ranks(bench, linear, size)
-    return blocks if outcomes is not None and _add_up(bench, linear, expected, outcomes) else None
+    return blocks if outcomes is not None and _sums_agree(bench, linear, expected, outcomes) else None
 
 
 def _flags(
@@ -168,7 +168,7 @@ def _flags(
     return tuple(flags) if same and any(flags) else None
 
 
-def _add_up(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
+def _sums_agree(bench: Bench, linear: Linear, expected: Outcome, outcomes: Sequence[Outcome]) -> bool:
     """True if gradients of all inputs and weights add up over the ranks; those of modules beside are whole on each."""
     beside = tuple(f"{each.name}." for each in linear.held if each.rank is None)
     inputs: list[Tensor] = []

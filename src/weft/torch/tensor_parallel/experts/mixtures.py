@@ -1,4 +1,4 @@
-"""Which mixtures of experts that are modules can be shared out by expert: found in one run, and tried out.
+"""Mixtures of experts that are modules and can be shared out by expert: found in one run, and tried out.
 
 A mixture is the innermost module that runs around a list of modules of one kind, each of which gets some of the rows,
 and none what another one gives. It is tried as ranks would run it (see ``held``): each with some of its experts, zeros
@@ -44,7 +44,7 @@ class _Group:
     draws: bool = False
 
     def note(self, name: str, args: Any, result: Any) -> None:
-        """What one of them was called with, and gave."""
+        """Notes a call's arguments and result of one of them."""
         given, made = tensors_in(args), tensors_in(result)
         self.chained |= any(getattr(each, TAGS) == id(self) for each in given)
         for each in made:
@@ -119,7 +119,7 @@ def find_mixtures(
 
 
 def _held(name: str, groups: Sequence[_Group], size: int) -> tuple[Held, ...]:
-    """Which rank is to have which of a mixture's experts."""
+    """The rank that is to hold each of a mixture's experts."""
     start = len(name) + 1 if name else 0
     sizes = part_sizes(len(groups[0].names), size)
     numbers = [rank for rank, count in enumerate(sizes) for _ in range(count)]
@@ -131,7 +131,7 @@ def _held(name: str, groups: Sequence[_Group], size: int) -> tuple[Held, ...]:
 
 
 def _rows(call: Any) -> int:
-    """How many rows a module is called with."""
+    """The number of rows that a module is called with."""
     return next((each.shape[:-1].numel() for each in tensors_in(call) if each.is_floating_point()), 0)
 
 
@@ -172,7 +172,7 @@ def _kind(module: nn.Module) -> Any:
 def _watched(
     model: nn.Module, groups: Sequence[_Group], run: Callable[[], Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """What modules around lists are called with first; the lists note what their members are called with."""
+    """The first arguments of modules around lists; the lists note what their members are called with."""
     calls: dict[str, tuple[Any, Any]] = {}
     streams = Streams(next(model.parameters()).device)
     outer = {name for group in groups for name in _above(group.names[0])}

@@ -26,7 +26,7 @@ def run(
     kwargs: Any,
     numbers: Mapping[str, int] | None = None,
 ) -> Any:
-    """What the module's class computes with other tensors in place of its parameters, and other ``numbers``.
+    """Runs the module's class with other tensors in place of its parameters, and other ``numbers``; its result.
 
     Names with dots are those of modules inside of it. If there are none, the module keeps its parameters meanwhile, for
     another thread may run it. What it writes into its attributes stays.
@@ -78,7 +78,7 @@ class Own:
 
 
 def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
-    """What a rank's experts add to the result of a module of experts.
+    """The part of a module's result that a rank's experts add.
 
     Among the arguments is one tensor of whole numbers, ``[rows]`` or ``[rows, choices]``: the experts to which each row
     goes. The module's code gets each choice of an expert of this rank as a row of its own, and nothing else. So it
@@ -135,7 +135,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
 
 
 def cuts_of_experts(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """How the module's parameters are cut, by name; those that stay whole are left out."""
+    """The cuts of the module's parameters, by name; those that stay whole are left out."""
     return {
         part.name: Cut(part.dim, part.blocks, tuple(module.get_parameter(part.name).shape))
         for part in linear.parts
@@ -155,8 +155,8 @@ def misfit(module: nn.Module, linear: Linear) -> str:
     return "" if linear.parts else "it has no parts"
 
 
-def in_parts(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
-    """Stands for the module's ``forward``: whole tensors go in and come out."""
+def run_sharded(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
+    """Stands for the module's ``forward``: full tensors go in and come out."""
     if linear.by_rank():
         return _by_rank(module, linear, shard_group, args, kwargs)
     if any("." in part.name for part in linear.parts):
@@ -171,7 +171,7 @@ def in_parts(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: A
         weights[name] = value
     args, kwargs = replace((args, kwargs), lambda tensor: enter(tensor, shard_group), attributes=False)
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
 def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: An
         weights[name] = value * 0 if name in places and shard_group.rank > 0 else value
     args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
 def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -205,10 +205,10 @@ def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: A
     weights = {name: entered.get(id(value), value) for name, value in weights.items()}
     some = Own.of(next(iter(cut.values())), shard_group.rank, shard_group.size)
     result = run_own(module, some, weights, args, kwargs)
-    return replace(result, lambda tensor: _added_up(tensor, shard_group), attributes=False)
+    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
 
 
-def _added_up(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
+def _all_reduced(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     return leave(tensor.clone(memory_format=torch.contiguous_format), shard_group)

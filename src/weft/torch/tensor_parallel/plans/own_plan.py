@@ -1,6 +1,6 @@
 """The plan that a model of `transformers` brings along (``tp_plan``), compared with what was found.
 
-Such a plan says by names which weights are cut, and nothing checks it. What a run in parts has shown counts; where the
+Such a plan says by names which weights are cut, and nothing checks it. What a sharded run has shown counts; where the
 plan says something else, it is worth a line.
 """
 
@@ -38,7 +38,7 @@ def beside_own_plan(model: nn.Module, splits: Splits) -> str:
     """Where a model's own plan says something else than what was found: a table; empty if the model has no plan.
 
     Args:
-        model: The model, whole or in parts.
+        model: The model, whole or sharded.
         splits: What :func:`weft.torch.tensor_parallel.find` found.
     """
     planned = dict(_planned(model))
@@ -63,7 +63,7 @@ def beside_own_plan(model: nn.Module, splits: Splits) -> str:
         for (name, style, here), count in rows.items()
     ]
     title = f"the model's own plan (tp_plan) says the same of {alike} weights"
-    return "\n".join([f"{title}, and something else of these. What a run in parts has shown counts:", *lines])
+    return "\n".join([f"{title}, and something else of these. What a sharded run has shown counts:", *lines])
 
 
 def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -92,7 +92,7 @@ def _planned(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _found(splits: Splits) -> dict[str, str]:
-    """What is cut, by module; of experts, by parameter."""
+    """The kind of cut by module; of experts, by parameter."""
     found = {}
     for name, linear in splits.linears().items():
         if linear.kind == EXPERTS:

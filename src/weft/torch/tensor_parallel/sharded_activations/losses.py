@@ -1,4 +1,4 @@
-"""Losses of scores in parts: each rank has the scores of some classes.
+"""Losses of sharded logits: each rank has the scores of some classes.
 
 What a loss needs of all classes are a maximum and two sums for each sample: the sum of exponentials, and the score of
 the class that is right, which one rank has. So ranks send numbers for each sample, not scores for each class, as in
@@ -50,31 +50,31 @@ def _taken(args: Any, kwargs: Any) -> tuple[dict[str, Any], ShardedActivation, T
     if weight is not None and (weight.requires_grad or given.get("label_smoothing", 0.0)):
         return None
     found = _Targets(target, scores, given.get("ignore_index", -100))
-    return given, scores, _part(scores).movedim(dim, -1), found
+    return given, scores, _shard(scores).movedim(dim, -1), found
 
 
-def _part(scores: ShardedActivation) -> Tensor:
+def _shard(scores: ShardedActivation) -> Tensor:
     """This rank's scores, as exact as PyTorch would take them here."""
-    part = scores.part
-    return part.float() if part.dtype in _HALF and torch.is_autocast_enabled(part.device.type) else part
+    shard = scores.shard
+    return shard.float() if shard.dtype in _HALF and torch.is_autocast_enabled(shard.device.type) else shard
 
 
 class _Targets:
-    """Which sample's class this rank has, as ``here``, and where, as ``at``."""
+    """The samples whose class this rank has, as ``here``, and where, as ``at``."""
 
     def __init__(self, target: Tensor, scores: ShardedActivation, ignore: int) -> None:
         self.ignored = target == ignore
-        ((first, count),) = scores.places.spans[scores.shard_group.rank]
-        total = scores.places.total
+        ((first, count),) = scores.positions.spans[scores.shard_group.rank]
+        total = scores.positions.total
         self.here = (target >= first) & (target < first + count) & ~self.ignored
         unknown = ((target < 0) | (target >= total)) & ~self.ignored
         self.at = (target - first).masked_fill(~self.here, 0).masked_fill(unknown, count)
         self.total = total
 
-    def picked(self, part: Tensor) -> Tensor:
+    def picked(self, shard: Tensor) -> Tensor:
         """The scores of the right classes in the last dimension; 0 for those of other ranks."""
         try:
-            found = part.gather(-1, self.at.unsqueeze(-1)).squeeze(-1)
+            found = shard.gather(-1, self.at.unsqueeze(-1)).squeeze(-1)
         except RuntimeError as error:  # on GPUs the kernel ends, as PyTorch's own does
             if "out of bounds" not in str(error):
                 raise
@@ -100,14 +100,14 @@ def _reduced(each: Tensor, given: dict[str, Any], target: Tensor, ignored: Tenso
 
 
 def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
-    """``F.cross_entropy`` for classes in parts."""
+    """``F.cross_entropy`` for sharded classes."""
     taken = _taken(args, kwargs)
     if taken is None:
         return of_samples(func, args, kwargs)
-    given, scores, part, found = taken
-    each = Losses.apply(part, found, scores.shard_group, float(given.get("label_smoothing", 0.0)))
+    given, scores, shard, found = taken
+    each = Losses.apply(shard, found, scores.shard_group, float(given.get("label_smoothing", 0.0)))
     scores.shard_group.noted(scores.names, "", LOSS)
-    return _reduced(each.to(part.dtype), given, given["target"], found.ignored).to(part.dtype)
+    return _reduced(each.to(shard.dtype), given, given["target"], found.ignored).to(shard.dtype)
 
 
 def likelihood(func: Any, args: Any, kwargs: Any) -> Any:
@@ -115,9 +115,9 @@ def likelihood(func: Any, args: Any, kwargs: Any) -> Any:
     taken = _taken(args, kwargs)
     if taken is None:
         return of_samples(func, args, kwargs)
-    given, scores, part, found = taken
+    given, scores, shard, found = taken
     scores.shard_group.noted(scores.names, "", LOSS)
-    return _reduced(-leave(found.picked(part), scores.shard_group), given, given["target"], found.ignored)
+    return _reduced(-leave(found.picked(shard), scores.shard_group), given, given["target"], found.ignored)
 
 
 def of_samples(func: Any, args: Any, kwargs: Any) -> Any:
@@ -140,37 +140,37 @@ def of_samples(func: Any, args: Any, kwargs: Any) -> Any:
     if reduction not in ("none", "mean", "sum") or (weight is not None and weight.requires_grad):
         return NotImplemented
     at = max(0, scores.along - 1)
-    own = scores.places.own(target, at, scores.shard_group.rank)
+    own = scores.positions.own(target, at, scores.shard_group.rank)
     scores.shard_group.noted(scores.names, "", PARTS)
     if reduction == "none":
-        return scores.like(func(scores.part, own, weight=weight, **given, reduction="none"), at)
-    part = _part(scores)
-    weight = weight if weight is None else weight.to(_exact(part).dtype)
-    total = leave(func(_exact(part), own, weight=weight, **given, reduction="sum"), scores.shard_group)
+        return scores.like(func(scores.shard, own, weight=weight, **given, reduction="none"), at)
+    shard = _shard(scores)
+    weight = weight if weight is None else weight.to(_exact(shard).dtype)
+    total = leave(func(_exact(shard), own, weight=weight, **given, reduction="sum"), scores.shard_group)
     if reduction == "mean":
         ignored = target == ignore
         total = total / (
             (~ignored).sum() if weight is None else weight[target.masked_fill(ignored, 0)][~ignored].sum()
         )
-    return total.to(part.dtype)
+    return total.to(shard.dtype)
 
 
 def logarithms(func: Any, args: Any, kwargs: Any) -> Any:
-    """``log_softmax`` along the classes in parts."""
+    """``log_softmax`` along the sharded classes."""
     (scores, *others) = spread_in((args, kwargs))
     given = {**dict(zip(("input", "dim"), args, strict=False)), **kwargs}
     if others or type(given.get("dim")) is not int or given["dim"] % scores.ndim != scores.along:
         return soft(func, args, kwargs)
     if len(args) > 2 or kwargs.keys() - {"input", "dim", "dtype", "_stacklevel"}:
         return NotImplemented
-    part = _part(scores)
-    part = part if given.get("dtype") is None else part.to(given["dtype"])
-    result = LogSoftmax.apply(part, scores.along, scores.shard_group)
+    shard = _shard(scores)
+    shard = shard if given.get("dtype") is None else shard.to(given["dtype"])
+    result = LogSoftmax.apply(shard, scores.along, scores.shard_group)
     return scores.like(result, scores.along)
 
 
 def total_logarithm(func: Any, args: Any, kwargs: Any) -> Any:
-    """``logsumexp`` along the classes in parts."""
+    """``logsumexp`` along the sharded classes."""
     (scores, *others) = spread_in((args, kwargs))
     given = {**dict(zip(("input", "dim", "keepdim"), args, strict=False)), **kwargs}
     dim = given.get("dim")
@@ -178,7 +178,7 @@ def total_logarithm(func: Any, args: Any, kwargs: Any) -> Any:
         (dim,) = dim
     if others or type(dim) is not int or dim % scores.ndim != scores.along:
         return NotImplemented
-    found: Tensor = LogSumExp.apply(_part(scores), scores.along, scores.shard_group)
+    found: Tensor = LogSumExp.apply(_shard(scores), scores.along, scores.shard_group)
     return found if given.get("keepdim") else found.squeeze(scores.along)
 
 
@@ -192,15 +192,15 @@ RULES.update(
 )
 
 
-def _exact(part: Tensor) -> Tensor:
-    return part.float() if part.dtype in _HALF else part
+def _exact(shard: Tensor) -> Tensor:
+    return shard.float() if shard.dtype in _HALF else shard
 
 
-def _logarithm(part: Tensor, dim: int, shard_group: Any, *more: Tensor) -> list[Tensor]:
+def _logarithm(shard: Tensor, dim: int, shard_group: Any, *more: Tensor) -> list[Tensor]:
     """Of all classes the logarithm of the sum of exponentials, and sums of other numbers; ``dim`` has size 1."""
-    most = shard_group.largest(part.amax(dim, keepdim=True))
-    sums = (part - most).exp_().sum(dim, keepdim=True)
-    sums, *others = shard_group.add_up(torch.stack([sums, *more])).unbind()
+    most = shard_group.all_reduce_max(shard.amax(dim, keepdim=True))
+    sums = (shard - most).exp_().sum(dim, keepdim=True)
+    sums, *others = shard_group.all_reduce(torch.stack([sums, *more])).unbind()
     return [sums.log_().add_(most), *others]
 
 
@@ -208,38 +208,38 @@ class Losses(Quiet):
     """For each sample the cross entropy of its scores, of which this rank has a part in the last dimension."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, found: _Targets, shard_group: Any, smoothing: float) -> Tensor:
-        exact = _exact(part)
+    def forward(ctx: Any, shard: Tensor, found: _Targets, shard_group: Any, smoothing: float) -> Tensor:
+        exact = _exact(shard)
         more = [found.picked(exact).unsqueeze(-1)] + [exact.sum(-1, keepdim=True)] * (smoothing > 0)
         total, right, *all_scores = _logarithm(exact, -1, shard_group, *more)
         losses = total - right
         if smoothing:
             losses = (1 - smoothing) * losses + smoothing * (total - all_scores[0] / found.total)
-        ctx.save_for_backward(part, total)
+        ctx.save_for_backward(shard, total)
         ctx.found, ctx.smoothing = found, smoothing
         return losses.squeeze(-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        part, total = ctx.saved_tensors
+        shard, total = ctx.saved_tensors
         found, smoothing = ctx.found, ctx.smoothing
-        result = (_exact(part) - total).exp_()
+        result = (_exact(shard) - total).exp_()
         if smoothing:
             result -= smoothing / found.total
         right = found.here.to(result.dtype).unsqueeze(-1) * (smoothing - 1)
         result.scatter_add_(-1, found.at.unsqueeze(-1), right)
-        return (result * gradient.unsqueeze(-1)).to(part.dtype), None, None, None
+        return (result * gradient.unsqueeze(-1)).to(shard.dtype), None, None, None
 
 
 class LogSoftmax(Quiet):
     """The logarithms of probabilities, of which each rank has a part along ``dim``."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, shard_group: Any) -> Tensor:
-        exact = _exact(part)
+    def forward(ctx: Any, shard: Tensor, dim: int, shard_group: Any) -> Tensor:
+        exact = _exact(shard)
         (total,) = _logarithm(exact, dim, shard_group)
-        result = (exact - total).to(part.dtype)
+        result = (exact - total).to(shard.dtype)
         ctx.save_for_backward(result)
         ctx.dim, ctx.shard_group = dim, shard_group
         return result
@@ -249,7 +249,7 @@ class LogSoftmax(Quiet):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (result,) = ctx.saved_tensors
         exact = _exact(gradient)
-        total = ctx.shard_group.add_up(exact.sum(ctx.dim, keepdim=True))
+        total = ctx.shard_group.all_reduce(exact.sum(ctx.dim, keepdim=True))
         return (exact - _exact(result).exp() * total).to(gradient.dtype), None, None
 
 
@@ -257,13 +257,13 @@ class LogSumExp(Quiet):
     """The logarithm of the sum of all classes' exponentials; ``dim`` has size 1 then."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, shard_group: Any) -> Tensor:
-        (total,) = _logarithm(_exact(part), dim, shard_group)
-        ctx.save_for_backward(part, total)
-        return total.to(part.dtype)
+    def forward(ctx: Any, shard: Tensor, dim: int, shard_group: Any) -> Tensor:
+        (total,) = _logarithm(_exact(shard), dim, shard_group)
+        ctx.save_for_backward(shard, total)
+        return total.to(shard.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        part, total = ctx.saved_tensors
-        return ((_exact(part) - total).exp_() * gradient).to(part.dtype), None, None
+        shard, total = ctx.saved_tensors
+        return ((_exact(shard) - total).exp_() * gradient).to(shard.dtype), None, None

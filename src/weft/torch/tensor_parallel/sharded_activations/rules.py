@@ -1,4 +1,4 @@
-"""What functions do with spread tensors: each rank its part.
+"""Rules of functions on sharded activations: each rank computes its shard.
 
 Three kinds: functions of each number by itself, functions along other dimensions than that of the parts (norms, whole
 linears), and views that leave this dimension as it is. Losses have rules of their own, see ``losses``. A rule gives
@@ -44,23 +44,23 @@ def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of each number by itself, with tensors that PyTorch makes as large as each other."""
     given = spread_in((args, kwargs))
-    like, back, total = given[0], given[0].back, given[0].places.total
+    like, back, total = given[0], given[0].back, given[0].positions.total
 
-    def part(tensor: Tensor) -> Tensor:
+    def shard(tensor: Tensor) -> Tensor:
         if isinstance(tensor, ShardedActivation):
-            if tensor.back != back or tensor.places != like.places:
+            if tensor.back != back or tensor.positions != like.positions:
                 raise _Whole
-            return tensor.part
+            return tensor.shard
         if isinstance(tensor, DTensor):
             raise _Whole
         if tensor.ndim < back or tensor.shape[-back] == 1:
             return like.shard_group.uses(tensor)
         if tensor.shape[-back] != total:
             raise _Whole
-        return narrowed(tensor, tensor.ndim - back, like.places, like.shard_group)
+        return narrowed(tensor, tensor.ndim - back, like.positions, like.shard_group)
 
     try:
-        own, more = changed((args, kwargs), part)
+        own, more = changed((args, kwargs), shard)
     except _Whole:
         return NotImplemented
     result = func(*own, **more)
@@ -68,7 +68,7 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     like.shard_group.noted(frozenset().union(*(each.names for each in given)), "", PARTS)
     for each in given:
-        if result is each.part:
+        if result is each.shard:
             return each
     made = like.like(result, result.ndim - back)
     made.names = frozenset().union(*(each.names for each in given))
@@ -82,7 +82,7 @@ def along_others(func: Any, args: Any, kwargs: Any) -> Any:
     if others or (args and args[0] is not given) or any(isinstance(each, DTensor) for each in weights):
         return NotImplemented
     own, more = changed(
-        (args, kwargs), lambda each: given.part if each is given else given.shard_group.uses(each)
+        (args, kwargs), lambda each: given.shard if each is given else given.shard_group.uses(each)
     )
     result = func(*own, **more)
     given.shard_group.noted(given.names, "", PARTS)
@@ -105,9 +105,9 @@ def linear(func: Any, args: Any, kwargs: Any) -> Any:
 def reduced(func: Any, args: Any, kwargs: Any) -> Any:
     """A mean or a sum of all numbers, or over another dimension, which stays with size 1."""
     (given, *_) = spread_in((args, kwargs))
-    if len(args) == 1 and not kwargs and given.part.is_floating_point():
+    if len(args) == 1 and not kwargs and given.shard.is_floating_point():
         exact = torch.promote_types(given.dtype, torch.float32)
-        total = leave(given.part.sum(dtype=exact), given.shard_group)
+        total = leave(given.shard.sum(dtype=exact), given.shard_group)
         given.shard_group.noted(given.names, "", PARTS)
         return (total / given.numel() if func in _MEAN else total).to(given.dtype)
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -150,7 +150,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     how = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
     draws = how.get("p", 0.5) > 0 and bool(how.get("training", how.get("train", True)))
-    own, more = changed((args, kwargs), lambda each: given.part)
+    own, more = changed((args, kwargs), lambda each: given.shard)
     with stream_of_part(given.shard_group, draws):
         result = func(*own, **more)
     given.shard_group.noted(given.names, "", PARTS)
@@ -161,8 +161,8 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _again(func: Any, args: Any, kwargs: Any) -> Callable[[Tensor], Tensor]:
-    """What makes the same view of the whole."""
-    return lambda whole: func(whole, *args[1:], **kwargs)
+    """A function that makes the same view of the whole."""
+    return lambda full: func(full, *args[1:], **kwargs)
 
 
 def indexed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -184,12 +184,12 @@ def indexed(func: Any, args: Any, kwargs: Any) -> Any:
             if type(each) is not slice or each.indices(total)[2] != 1:
                 return NotImplemented
             first, stop, _ = each.indices(total)
-            places = given.places.taken(first, stop)
-            if 0 in places.sizes:
+            positions = given.positions.taken(first, stop)
+            if 0 in positions.sizes:
                 return NotImplemented
-            before, count = given.places.within(given.shard_group.rank, first, stop)
+            before, count = given.positions.within(given.shard_group.rank, first, stop)
             items[at] = slice(before, before + count)
-            return given.like(given.part[tuple(items)], new, _again(func, args, kwargs), places)
+            return given.like(given.shard[tuple(items)], new, _again(func, args, kwargs), positions)
         new += type(each) is not int
         old += each is not None
     return NotImplemented
@@ -224,10 +224,10 @@ def seen(func: Any, args: Any, kwargs: Any) -> Any:
             continue
         times = size // total
         if any(times == math.prod(old[first : given.along]) for first in range(given.along + 1)):
-            shape[at] = times * given.part.shape[given.along]
-            places = given.places.repeated(times) if times > 1 else given.places
-            part = given.part.reshape(shape)  # which may have other strides than the whole
-            return given.like(part, at, _again(func, args, kwargs), places)
+            shape[at] = times * given.shard.shape[given.along]
+            positions = given.positions.repeated(times) if times > 1 else given.positions
+            shard = given.shard.reshape(shape)  # which may have other strides than the whole
+            return given.like(shard, at, _again(func, args, kwargs), positions)
     return NotImplemented
 
 
@@ -245,7 +245,7 @@ def swapped(func: Any, args: Any, kwargs: Any) -> Any:
     else:
         one, other = (each % given.ndim for each in rest)
         order[one], order[other] = other, one
-    return given.like(given.part.permute(order), order.index(given.along), _again(func, args, kwargs))
+    return given.like(given.shard.permute(order), order.index(given.along), _again(func, args, kwargs))
 
 
 _MEAN = named((torch, Tensor), ("mean",))

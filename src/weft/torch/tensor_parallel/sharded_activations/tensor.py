@@ -26,10 +26,10 @@ from weft.torch.pytorch.private import (
     without_memory,
 )
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, targets
-from weft.torch.tensor_parallel.shard_group import TOGETHER, Quiet
+from weft.torch.tensor_parallel.shard_group import ALL_GATHERS, Quiet
 from weft.torch.tensors import shards
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 _NO_MEMORY = UsageError(
     "a tensor that is split over axis tp was written, and a function below PyTorch's own reads it: make a copy first, "
@@ -47,7 +47,7 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         """The tensors of all ranks behind each other."""
         ...
 
@@ -66,16 +66,16 @@ class ShardedActivation(Tensor):
     Attributes:
         part: This rank's part.
         group: The ranks.
-        along: The dimension along which it is in parts.
-        places: What of this dimension each rank has.
+        along: The dimension along which it is sharded.
+        positions: What of this dimension each rank has.
         names: While it is found out what may be spread: the modules that the tensor comes from.
     """
 
     _weft_spread = True
-    part: Tensor
+    shard: Tensor
     shard_group: Any
     along: int
-    places: Places
+    positions: ShardPositions
     names: frozenset[str]
     _node: Any
     _made: tuple[ShardedActivation, Callable[[Tensor], Tensor]] | None
@@ -97,35 +97,35 @@ class ShardedActivation(Tensor):
         with no_function_of_subclass():
             return self.grad_fn is not self._node
 
-    def whole(self) -> Tensor:
+    def full_tensor(self) -> Tensor:
         """The whole, as a plain tensor; all ranks call this together if one does."""
         if self.moved() and torch.is_grad_enabled():
             moved: Tensor = Unmoved.apply(self)
             return moved
         if self._made is not None:
             of, view = self._made
-            return view(of.whole())
+            return view(of.full_tensor())
         if self.old():
             assert self._held is not None
             return self._held
-        needs = torch.is_grad_enabled() and self.part.requires_grad
+        needs = torch.is_grad_enabled() and self.shard.requires_grad
         if self._held is None or (needs and not self._held.requires_grad):
             if inside_unit():
-                self.shard_group.agree(TOGETHER)
-            self._held = Together.apply(self.part, self.shard_group, self.along, self.places)
+                self.shard_group.agree(ALL_GATHERS)
+            self._held = AllGathered.apply(self.shard, self.shard_group, self.along, self.positions)
             self._count = version(self._held)
         return self._held
 
     def like(
-        self, part: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None,
-        places: Places | None = None,
+        self, shard: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None,
+        positions: ShardPositions | None = None,
     ) -> ShardedActivation:  # fmt: skip
-        """Another one, in the same places if not told otherwise. ``view``: what makes it from the whole, if it shares
-        memory."""
-        if part is self.part:
+        """Another one, at the same positions if not told otherwise. ``view``: makes it from the full tensor, if they
+        share memory."""
+        if shard is self.shard:
             return self
         made = None if view is None else (self, view)
-        return spread(part, self.shard_group, along, places or self.places, self.names, made)
+        return spread(shard, self.shard_group, along, positions or self.positions, self.names, made)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,7 +151,7 @@ class ShardedActivation(Tensor):
             if result is not NotImplemented:
                 return result
         _note(given, func, "whole")
-        args, kwargs = with_whole((args, kwargs))
+        args, kwargs = with_full_tensors((args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
@@ -162,22 +162,22 @@ class ShardedActivation(Tensor):
             raise _NO_MEMORY
         _note(given, func, "writes" if is_mutable(func) else "whole")
         with torch.no_grad():
-            args, kwargs = with_whole((args, kwargs or {}), Tensor.detach)
+            args, kwargs = with_full_tensors((args, kwargs or {}), Tensor.detach)
         return func(*args, **kwargs)
 
 
 def spread(
-    part: Tensor, shard_group: Any, along: int, places: Places, names: frozenset[str] = frozenset(),
+    shard: Tensor, shard_group: Any, along: int, positions: ShardPositions, names: frozenset[str] = frozenset(),
     made: tuple[ShardedActivation, Callable[[Tensor], Tensor]] | None = None,
 ) -> ShardedActivation:  # fmt: skip
     """The ranks' parts as one tensor; see :class:`Spread`."""
-    along %= part.ndim
-    result: ShardedActivation = Shown.apply(part, shard_group, along, places)
-    result.part, result.shard_group, result.along, result.places, result.names = (
-        part,
+    along %= shard.ndim
+    result: ShardedActivation = Shown.apply(shard, shard_group, along, positions)
+    result.shard, result.shard_group, result.along, result.positions, result.names = (
+        shard,
         shard_group,
         along,
-        places,
+        positions,
         names,
     )
     result._made, result._held, result._count = made, None, 0
@@ -187,13 +187,13 @@ def spread(
 
 
 def may_spread() -> bool:
-    """True if a module that runs now may leave its result in parts: in a step, where all ranks run the same."""
+    """True if a module that runs now may leave its result sharded: in a step, where all ranks run the same."""
     return inside_unit() or in_backward()
 
 
 def plain(tensor: Tensor) -> Tensor:
     """The whole of a spread tensor; anything else as it is."""
-    return tensor.whole() if isinstance(tensor, ShardedActivation) else tensor
+    return tensor.full_tensor() if isinstance(tensor, ShardedActivation) else tensor
 
 
 shards.register(ShardedActivation, plain, on_use=True)
@@ -210,14 +210,14 @@ def spread_in(tree: Any) -> list[ShardedActivation]:
     return [each for item in tree for each in spread_in(item)]
 
 
-def with_whole(tree: Any, then: Callable[[Tensor], Tensor] = lambda whole: whole) -> Any:
+def with_full_tensors(tree: Any, then: Callable[[Tensor], Tensor] = lambda full: full) -> Any:
     """Lists, tuples and dicts of arguments with the whole of spread tensors."""
     if isinstance(tree, ShardedActivation):
-        return then(tree.whole())
+        return then(tree.full_tensor())
     if type(tree) in (tuple, list):
-        return type(tree)(with_whole(item, then) for item in tree)
+        return type(tree)(with_full_tensors(item, then) for item in tree)
     if type(tree) is dict:
-        return {key: with_whole(item, then) for key, item in tree.items()}
+        return {key: with_full_tensors(item, then) for key, item in tree.items()}
     return tree
 
 
@@ -251,18 +251,18 @@ class Shown(Quiet):
     """A part, shown as the whole; the part gets its part of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
-        ctx.along, ctx.places, ctx.rank = along, places, shard_group.rank
-        total, own = places.total, max(1, part.shape[along])
-        shape = [total if dim == along else size for dim, size in enumerate(part.shape)]
-        outer = part.stride(along)
-        strides = [stride if stride <= outer else stride * total // own for stride in part.stride()]
-        return without_memory(ShardedActivation, shape, strides, part)
+    def forward(ctx: Any, shard: Tensor, shard_group: Any, along: int, positions: ShardPositions) -> Tensor:
+        ctx.along, ctx.positions, ctx.rank = along, positions, shard_group.rank
+        total, own = positions.total, max(1, shard.shape[along])
+        shape = [total if dim == along else size for dim, size in enumerate(shard.shape)]
+        outer = shard.stride(along)
+        strides = [stride if stride <= outer else stride * total // own for stride in shard.stride()]
+        return without_memory(ShardedActivation, shape, strides, shard)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
+        return ctx.positions.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
 
 
 class Unmoved(Quiet):
@@ -270,7 +270,7 @@ class Unmoved(Quiet):
 
     @staticmethod
     def forward(ctx: Any, tensor: ShardedActivation) -> Tensor:
-        return tensor.whole().detach()
+        return tensor.full_tensor().detach()
 
     @staticmethod
     @once_differentiable
@@ -278,15 +278,15 @@ class Unmoved(Quiet):
         return gradient
 
 
-class Together(Quiet):
+class AllGathered(Quiet):
     """The whole of the ranks' parts; each rank's part gets its part of the gradient, which all have whole."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, shard_group: Any, along: int, places: Places) -> Tensor:
-        ctx.along, ctx.places, ctx.rank = along, places, shard_group.rank
-        return shard_group.whole_of(part, along, places)
+    def forward(ctx: Any, shard: Tensor, shard_group: Any, along: int, positions: ShardPositions) -> Tensor:
+        ctx.along, ctx.positions, ctx.rank = along, positions, shard_group.rank
+        return shard_group.full_tensor(shard, along, positions)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.places.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None
+        return ctx.positions.own(gradient, ctx.along, ctx.rank).contiguous(), None, None, None

@@ -1,4 +1,4 @@
-"""Which modules may leave their results in parts, found by running the model once more, whole.
+"""Modules that may leave their results sharded, found by running the model once more, whole.
 
 The results of these modules are spread over one rank, so each part is the whole. What functions do with them is noted.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.shard_positions import Places
+from weft.torch.tensors.shard_positions import ShardPositions
 
 from .losses import LOSS
 from .rules import PARTS, changed
@@ -34,23 +34,23 @@ class Alone:
         self.mesh = SimpleNamespace(device_type=device.type)
         self.notes: dict[str, dict[str, list[str]]] = {}
 
-    def uses(self, whole: Tensor) -> Tensor:
-        return whole
+    def uses(self, full: Tensor) -> Tensor:
+        return full
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def largest(self, tensor: Tensor) -> Tensor:
+    def all_reduce_max(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def add_up_parts(self, tensor: Tensor, along: int, places: Places) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, along: int, positions: ShardPositions) -> Tensor:
         return tensor
 
-    def together(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         return tensor
 
-    def whole_of(self, part: Tensor, dim: int, places: Places) -> Tensor:
-        return part
+    def full_tensor(self, shard: Tensor, dim: int, positions: ShardPositions) -> Tensor:
+        return shard
 
     def agree(self, what: str) -> None:
         """There is one rank."""
@@ -74,7 +74,11 @@ class _Leaves:
         if self.kind == TOKENS and result.shape[along] % self.shard_group.wanted:
             self.shard_group.noted(frozenset([self.name]), f"{result.shape[along]} tokens", "uneven")
         return spread(
-            result, self.shard_group, along, Places.behind([result.shape[along]]), frozenset([self.name])
+            result,
+            self.shard_group,
+            along,
+            ShardPositions.contiguous([result.shape[along]]),
+            frozenset([self.name]),
         )
 
 
@@ -92,12 +96,13 @@ class _Computes:
         if not isinstance(tensor, ShardedActivation):
             return tensor
         self.shard_group.noted(tensor.names, "", PARTS)
-        return tensor.part
+        return tensor.shard
 
     def _left(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, ShardedActivation) or tensor.ndim < 3 or not tensor.is_floating_point():
             return tensor
-        return spread(tensor, self.shard_group, self.dim, Places.behind([tensor.shape[self.dim]]), self.names)
+        positions = ShardPositions.contiguous([tensor.shape[self.dim]])
+        return spread(tensor, self.shard_group, self.dim, positions, self.names)
 
 
 class _Takes:
@@ -108,7 +113,7 @@ class _Takes:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = changed(
-            (args, kwargs), lambda each: each.part if isinstance(each, ShardedActivation) else each
+            (args, kwargs), lambda each: each.shard if isinstance(each, ShardedActivation) else each
         )
         return self.then(*args, **kwargs)
 
@@ -120,7 +125,7 @@ def watch(
     kinds: Mapping[str, str | int],
     gathering: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
-    """The modules that may leave their results in parts, and what becomes of the others' or of their wholes.
+    """The modules that may leave their results sharded, and what becomes of the others' or of their wholes.
 
     Args:
         model: The model, whole.
@@ -128,7 +133,7 @@ def watch(
         size: How many ranks there will be.
         kinds: The modules to be tried, by name: ``scores`` for linears to a vocabulary, ``tokens`` for others, the
             dimension of positions for modules that compute on parts of sequences.
-        gathering: The linears that gather tokens in parts by themselves, by name.
+        gathering: The linears that gather sharded tokens by themselves, by name.
 
     Returns:
         Their names, and for some of the modules a text for the table.
@@ -142,31 +147,31 @@ def watch(
         except Exception as error:
             if not any("writes" in notes for notes in shard_group.notes.values()):
                 return [], texts | dict.fromkeys(
-                    kinds, f"put together: in parts the model fails, {error!r}"[:200]
+                    kinds, f"all-gathered: on shards the model fails, {error!r}"[:200]
                 )
         written = {name: notes["writes"][0] for name, notes in shard_group.notes.items() if "writes" in notes}
         for name, what in written.items():
-            texts[name] = f"put together: {what} writes into it"
+            texts[name] = f"all-gathered: {what} writes into it"
             del kinds[name]
         if not written:
             break
     found = []
     for name, kind in kinds.items():
         notes = shard_group.notes.get(name, {})
-        whole = ", ".join(dict.fromkeys(notes.get("whole", ())))
+        full = ", ".join(dict.fromkeys(notes.get("whole", ())))
         if kind == SCORES and LOSS not in notes:
-            texts[name] = "scores put together" + f" for {whole}" * bool(whole)
+            texts[name] = "logits all-gathered" + f" for {full}" * bool(full)
             continue
         if type(kind) is int and PARTS not in notes:
-            texts[name] = "put together" + f" for {whole}" * bool(whole)
+            texts[name] = "all-gathered" + f" for {full}" * bool(full)
             continue
         found.append(name)
-        texts[name] = {SCORES: "loss on the parts", TOKENS: "results by tokens"}.get(
-            str(kind), "kept in parts"
+        texts[name] = {SCORES: "loss on the shards", TOKENS: "reduce-scattered along tokens"}.get(
+            str(kind), "kept sharded"
         )
         if "uneven" in notes:
             texts[name] += f", whole where {size} ranks cannot divide them ({notes['uneven'][0]})"
-        texts[name] += f", put together for {whole}" * bool(whole)
+        texts[name] += f", all-gathered for {full}" * bool(full)
     return found, texts
 
 

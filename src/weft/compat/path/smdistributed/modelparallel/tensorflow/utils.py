@@ -1,4 +1,4 @@
-"""What scripts that gather checkpoints of several machines import."""
+"""Functions for scripts that gather checkpoints of several machines."""
 
 from typing import Any, NoReturn
 

@@ -1,1 +1,1 @@
-"""What tests of the original offer to scripts."""
+"""Tests that the original offers to scripts."""

@@ -1,4 +1,4 @@
-"""What scripts that merge or compare checkpoints import."""
+"""Functions for scripts that merge or compare checkpoints."""
 
 from typing import Any
 

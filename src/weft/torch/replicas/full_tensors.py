@@ -1,4 +1,4 @@
-"""Whole tensors from what a rank has of them, and back: shares of replicas, and parts of ranks that split tensors."""
+"""Full tensors from what a rank has of them, and back: shares of replicas, and parts of ranks that split tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def share_of(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def whole(value: Tensor, of: Tensor | None = None) -> Tensor:
+def full_tensor(value: Tensor, of: Tensor | None = None) -> Tensor:
     """All of a tensor; collective over the ranks that have the rest of it.
 
     ``of``: the parameter that the tensor belongs to (as its gradient, or a state of an optimizer); it tells how both
@@ -29,11 +29,11 @@ def whole(value: Tensor, of: Tensor | None = None) -> Tensor:
     if isinstance(value, DTensor):
         return value.full_tensor()
     parameter = value if of is None else of
-    return tensor_parallel.whole(parameter, value) if tensor_parallel.is_cut(parameter) else value
+    return tensor_parallel.full_tensor(parameter, value) if tensor_parallel.is_cut(parameter) else value
 
 
 def like(value: Tensor, target: Tensor) -> Tensor:
-    """What this rank has to hold of ``value``, which every rank has whole, as it does of ``target``."""
+    """This rank's shard of ``value``, which every rank has whole, cut as ``target`` is."""
     how = tensor_parallel.cut_of(target)
     if how is not None:
         return tensor_parallel.cut(value, target) if tuple(value.shape) == how.shape else value
