@@ -26,7 +26,7 @@ from tests.parity.together import told
 from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.replicas.sharding.fsdp import blocks
+from weft.torch.replicas.sharding.layers import blocks
 from weft.torch.replicas.whole_tensors import is_sharded, share_of, whole
 
 CHECKS = Checks()

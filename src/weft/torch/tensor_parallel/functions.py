@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_for_whole_here
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
+from weft.torch.pytorch.private_dtensor import take_plain_for_whole_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
-from weft.torch.tensors import shards
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_whole, parts_in
@@ -106,9 +106,6 @@ def together(tensor: Tensor) -> Tensor:
     functions.shard_group.agree(TOGETHER)
     with torch.enable_grad():
         return functions.whole(tensor)
-
-
-shards.register(DTensor, together)
 
 
 def _answering(part: DTensor) -> Functions | None:
