@@ -48,7 +48,7 @@ def measured_machine(ranks: int, patience_s: float) -> Machines:
 
 def candidates(found: Found, most: int) -> list[Plan]:
     """The plans to run: the best that weft can run, and the best of each kind."""
-    runs = [plan for plan in [*found.best, *found.of_kind.values()] if not cannot("fp32", plan.division)]
+    runs = [plan for plan in [*found.best, *found.of_kind.values()] if not cannot(None, plan.division)]
     unlike: dict[str, Plan] = {}
     for plan in runs:
         unlike.setdefault(str(plan.division), plan)

@@ -22,10 +22,12 @@ from tests.parity.run_tensor_parallel import MICROBATCHES, ROUGH, begin
 from tests.parity.run_tensor_parallel import found as found_splits
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo.case import STEPS, Case
-from weft.torch.context_parallel import Sequences, cut_sequences, find
+from weft.torch.context_parallel import Sequences
+from weft.torch.context_parallel.apply import cut_sequences
+from weft.torch.context_parallel.find import find
 from weft.torch.context_parallel.mesh_2d import HeadsAndPositions
 from weft.torch.execution import glue
-from weft.torch.tensor_parallel import split
+from weft.torch.tensor_parallel.apply import split
 from weft.torch.tensors.cut_weights import ask
 
 

@@ -19,7 +19,9 @@ from tests.parity.tensor_parallel_models import OWN
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Case
-from weft.torch.tensor_parallel import Splits, find, is_cut, split
+from weft.torch.tensor_parallel import Splits, is_cut
+from weft.torch.tensor_parallel.apply import split
+from weft.torch.tensor_parallel.find import find
 
 MICROBATCHES = 2
 ALL = {**CASES, **OWN}

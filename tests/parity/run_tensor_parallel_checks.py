@@ -17,7 +17,9 @@ from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import OWN, WIDTH, Mixture
 from tests.parity.zoo import CASES
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Linear, Region, Splits, cut, find, full_tensor, is_cut, split
+from weft.torch.tensor_parallel import Linear, Region, Splits, cut, full_tensor, is_cut
+from weft.torch.tensor_parallel.apply import split
+from weft.torch.tensor_parallel.find import find
 
 CHECKS = Checks()
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, share_of
-from weft.torch.replicas.sharding.fsdp import blocks
+from weft.torch.replicas.sharding.layers import blocks
 
 CHECKS = Checks()
 STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05

@@ -70,7 +70,7 @@ MAY_USE = {
         },
         "agreement": {"errors", "launch", "session"},
         "backward": {"errors"},
-        "tensor_parallel": {"errors", "reduce", "topology"},
+        "tensor_parallel": {"errors", "import_hooks", "reduce", "topology"},
         "context_parallel": {"errors"},
         "replicas": {"errors", "import_hooks", "reduce", "runtime", "session", "transport"},
         "execution": {"communication", "errors", "runtime", "session", "transport"},

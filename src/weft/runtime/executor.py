@@ -152,14 +152,22 @@ class Executor:
         return None if turn is None else self._find(turn)
 
     def _find(self, turn: Turn) -> Microbatch | tuple[int, int] | None:
-        """The task that another rank has chosen; None as long as it cannot run here."""
-        index, stage = turn
+        """The task that another rank has chosen; None as long as it cannot run here.
+
+        Raises:
+            DivergenceError: This rank has nothing to do there, or its microbatch waits for another message.
+        """
+        index, stage, waited = turn
         if stage >= 0 and (stage, index) in self._tasks:
             return stage, index
         if stage < 0 and self._waiting and self._waiting[-1].index == index:
             return self._waiting[-1]
-        if stage < 0 and any(m.index == index for m in self._active):
-            return next((m for m in self._active if m.index == index and m.ready(self.mailbox)), None)
+        own = next((m for m in self._active if stage < 0 and m.index == index), None)
+        if own is not None:
+            if waited and waited != own.waits_for:
+                what = f"goes on with microbatch {index}, which has waited for {waited}"
+                raise DivergenceError(differing(what, f"waits there for {own.waits_for} ({own.what})"))
+            return own if own.ready(self.mailbox) else None
         what = f"goes on with {'weight gradients of ' * (stage >= 0)}microbatch {index}"
         raise DivergenceError(differing(what, "has nothing left to do there"))
 
@@ -170,7 +178,7 @@ class Executor:
         if not self.turns.leads:
             self.turns.taken()
         elif isinstance(chosen, Microbatch):
-            self.turns.tell(Turn(chosen.index))
+            self.turns.tell(Turn(chosen.index, waited=chosen.waits_for if self.turns.same_samples else ""))
         else:
             stage, index = chosen
             self.turns.tell(Turn(index, stage))

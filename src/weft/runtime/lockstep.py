@@ -6,8 +6,10 @@ Which microbatch has the turn depends on when messages arrive, so each rank woul
 ever, and tells the others; these take the same turns, as soon as they can. Nobody waits for ever: what the first rank
 could run the others can run too, when their own messages have come.
 
-Ranks with the same samples make the same collectives. Ranks with other samples might not, so there the first one also
-tells each collective before it: one that is about to make another one says so, instead of waiting for ever.
+Ranks with the same samples make the same collectives, and their microbatches wait for the same messages: with each turn
+the first one tells what its microbatch has waited for, and a rank whose own waits for something else says so at once.
+Ranks with other samples may wait for others. There the first one also tells each collective before it: one that is
+about to make another one says so, instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ POLL_S = 1.0
 
 
 class Turn(NamedTuple):
-    """The task that runs: a microbatch (its stage is -1), or weight gradients of a microbatch in a stage."""
+    """The task that runs: a microbatch (its stage is -1), or weight gradients of a microbatch in a stage.
+
+    ``waited``: the message that the microbatch has waited for on the first rank; empty where that is not compared.
+    """
 
     microbatch: int
     stage: int = -1
+    waited: str = ""
 
 
 class LockstepOrder:
@@ -40,12 +46,14 @@ class LockstepOrder:
         leads: Whether this rank is the first of them, which chooses.
         first: The first one, as the channel's mailbox names it.
         wait_timeout_s: How long a rank that follows waits for what the first one does.
+        same_samples: Whether all of them have the same samples, so that they wait for the same messages.
     """
 
     def __init__(
-        self, channel: Channel, peers: Sequence[int], leads: bool, first: int, wait_timeout_s: float = 600.0
-    ) -> None:
-        self.leads = leads
+        self, channel: Channel, peers: Sequence[int], leads: bool, first: int, wait_timeout_s: float = 600.0,
+        same_samples: bool = False,
+    ) -> None:  # fmt: skip
+        self.leads, self.same_samples = leads, same_samples
         self._channel, self._peers, self._first = channel, peers, first
         self._wait_timeout_s = wait_timeout_s
         self._key = Key(TURN, 0, 0, 0)
@@ -57,7 +65,7 @@ class LockstepOrder:
 
     def tell(self, turn: Turn) -> None:
         """The first rank has given the turn away."""
-        self._send(f"{turn.microbatch} {turn.stage}")
+        self._send(f"{turn.microbatch} {turn.stage} {turn.waited}")
 
     def told(self) -> Turn | None:
         """The turn that comes next on a rank that follows; None as long as it is not known.
@@ -70,8 +78,8 @@ class LockstepOrder:
             return None
         if text.startswith(MARK):
             raise DivergenceError(differing(text.removeprefix(MARK), "is done with its turn"))
-        microbatch, stage = map(int, text.split())
-        return Turn(microbatch, stage)
+        microbatch, stage, waited = text.split(" ", 2)
+        return Turn(int(microbatch), int(stage), waited)
 
     def taken(self) -> None:
         """The turn that was told goes on here, too."""

@@ -171,6 +171,14 @@ class Microbatch:
     def passed(self, place: str) -> None:
         self.times[place] = self.times.get(place, 0) + 1
 
+    @property
+    def waits_for(self) -> str:
+        """The message that it needs to go on, and where it comes from; in words."""
+        if self.waiting is None:
+            return "its turn"
+        peer, key = self.waiting
+        return f"{key} from pipeline rank {peer}"
+
     def ready(self, mailbox: Mailbox) -> bool:
         """True if it could run now."""
         return self._in_order() if self.waiting is None else mailbox.has(*self.waiting)

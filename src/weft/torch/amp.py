@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from weft.reduce.exchange import all_reduce_extreme
 from weft.torch.session import current
+from weft.torch.tensors.shards import stays_sharded
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -59,7 +59,7 @@ def _alike(optimizer: Optimizer) -> list[Any]:
     kinds: dict[bool, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+            kinds.setdefault(stays_sharded(parameter), []).append(parameter)
     if len(kinds) < 2:
         return [optimizer]
     return [SimpleNamespace(param_groups=[{"params": parameters}]) for parameters in kinds.values()]

@@ -7,7 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch.context_parallel import ContextGroup
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import (
@@ -31,12 +30,11 @@ from weft.torch.placed import changes
 from weft.torch.placed.apply import apply
 from weft.torch.placed.changes import Outline
 from weft.torch.placed.cut import cut_over_sequences, cut_weights
-from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks, read_whole
+from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookQueue
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
 from weft.torch.replicas.sharding.between_steps import SharedParameters
-from weft.torch.replicas.sharding.fsdp import shard
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
@@ -44,6 +42,9 @@ from weft.torch.session.collectives import gather_tensors
 from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
+
+if TYPE_CHECKING:
+    from weft.torch.context_parallel.weights import ContextGroup
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -282,6 +283,9 @@ class DistributedModel(nn.Module):
         with session.doing("the first weights of replicas"):
             synchronise(session, self)
             if session.settings.sharded_data_parallel_degree > 1 and session.pipeline is None:
+                from weft.torch.pytorch.private_dtensor import read_whole  # it loads DTensor, as does FSDP2
+                from weft.torch.replicas.sharding.fsdp import shard
+
                 self.sharing_order, self.unsharded = shard(session, self.module)
                 read_whole(in_microbatch)
                 self.sharded = True

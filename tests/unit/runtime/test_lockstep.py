@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import threading
 
 import pytest
@@ -137,3 +138,35 @@ def test_a_turn_of_a_microbatch_that_has_ended_is_an_error():
     ):
         executor.run([lambda microbatch: None] * 2, actions)
     executor.close()
+
+
+@pytest.mark.parametrize("same_samples", [True, False])
+def test_a_microbatch_that_waits_for_something_else_says_so(same_samples: bool):
+    """Else it would take its turns too late, and wait for one that never comes."""
+    channels = connect(2)
+    orders = [LockstepOrder(channels[rank], [1 - rank], rank == 0, 0, 5, same_samples) for rank in range(2)]
+    executors = [Executor(channels[rank].mailbox, rank, 5, turns=orders[rank]) for rank in range(2)]
+    errors: list[BaseException | None] = [None, None]
+
+    def run(rank: int) -> None:
+        orders[rank].begin(1)
+        channels[rank].mailbox.put(ELSEWHERE, Message(Key(VALUE, 1, 0, 7 + rank)))
+
+        def body(microbatch: Microbatch) -> None:
+            microbatch.receive(ELSEWHERE, Key(VALUE, 1, 0, 7 + rank), "what blocks.0 returns")
+
+        try:
+            executors[rank].run([body], Order.of([Action.parse("0F0"), Action.parse("0B0")], 99))
+        except DivergenceError as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for executor in executors:
+        executor.close()
+    assert errors[0] is None
+    told = "has waited for value 7 .* and this one waits there for value 8 .*what blocks.0 returns"
+    assert (errors[1] is not None and re.search(told, str(errors[1])) is not None) is same_samples

@@ -311,7 +311,7 @@ def _with_replicas(job: Job, host: Host, observed: Observed) -> Host:
     machines = _machines(host, observed)
     parts = StepTimes(job, machines).shares(division).parts
     numbers = max(rank_parameters(job, division, part) for part in parts)
-    whole = exchanged_s(job, division, machines, division.microbatches(job), numbers)
+    whole = exchanged_s(job, division, machines, division.microbatches(job), numbers, numbers)
     possible = min(max(whole, measured), measured + predicted(job, host, observed).work)
     if whole and possible != whole:
         factor = possible / whole

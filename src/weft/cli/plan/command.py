@@ -137,6 +137,21 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="of a gradient as it is added up and averaged (default: 32)",
     )  # fmt: skip
     group.add_argument(
+        "--lora",
+        type=_count,
+        metavar="RANK",
+        help="train adapters of this rank on all linears of a frozen model",
+    )
+    group.add_argument(
+        "--quantized",
+        type=int,
+        choices=(8, 4),
+        help="with --lora: bits of the frozen linears (NF4: 4.5 with scales)",
+    )
+    group.add_argument(
+        "--offload", choices=("optimizer",), help="the optimizer and its states are in host memory"
+    )
+    group.add_argument(
         "--unfused-attention", action="store_true", help="attention writes its scores into memory"
     )
     group.add_argument(
@@ -293,6 +308,7 @@ def _job(options: argparse.Namespace, host: Host, batch: int) -> Job:
     return Job(
         _sizes(options), batch, precision, options.optimizer,
         fused_attention=not options.unfused_attention, gradient_bytes=options.gradient_bits // 8, eager=options.eager,
+        lora=options.lora or 0, quantized=options.quantized or 0, offload_optimizer=options.offload == "optimizer",
     )  # fmt: skip
 
 

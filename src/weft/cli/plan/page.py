@@ -17,6 +17,7 @@ from weft.cli.plan.text import (
 )
 from weft.machines.host import Machines
 from weft.plan.parallelism.answer import Answer, Asked
+from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.memory import LOST, RESERVED
 from weft.plan.parallelism.stage_costs import stage_costs
 from weft.plan.parallelism.supported_layouts import command, settings
@@ -87,11 +88,17 @@ def _many(count: int, what: str, more: str = "s") -> str:
     return f"{count} {what}{'' if count == 1 else more}"
 
 
+def _adapters(job: Job) -> str:
+    bits = job.quantized or 8 * job.parameter_bytes
+    return f"The model is frozen, in {bits} bits; its linears have adapters of rank {job.lora} (LoRA)."
+
+
 def _assumptions(asked: Asked) -> list[str]:
     job, device = asked.job, asked.machines.host.accelerator
     lines = [
         f"Products run in {job.precision}; gradients are added up in {8 * job.gradient_bytes} bits; {job.optimizer} "
-        f"keeps {job.state_bytes} bytes for each parameter.",
+        f"keeps {job.state_bytes} bytes for each parameter{', in host memory' if job.offload_optimizer else ''}.",
+        *([_adapters(job)] if job.lora else []),
         "Attention is fused: its scores stay out of memory (`--unfused-attention` says otherwise)."
         if job.fused_attention
         else "Attention writes its scores into memory.",

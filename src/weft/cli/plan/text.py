@@ -160,7 +160,7 @@ def plans_table(asked: Asked, plans: list[Plan], caption: str = "") -> Table:
                 format_bytes(plan.memory.total),
                 "" if hours is None else _long(hours),
                 "" if cost is None else f"{cost:,.0f}",
-                "" if cannot(asked.job.precision, plan.division) else "yes",
+                "" if cannot(asked.job, plan.division) else "yes",
             )
         )
     headers = ("division", "step", "tokens/s", "of peak", "memory", "to the target", "cost", "weft today")
@@ -204,7 +204,7 @@ def today(found: Answer) -> str:
     plan, asked = found.runs_today, found.asked
     assert plan is not None
     best = found.search.best[0]
-    why = cannot(asked.job.precision, best.division)
+    why = cannot(asked.job, best.division)
     head = "weft runs the best one today:" if not why else (
         f"weft cannot run the best one ({why}); the best that it can takes {format_seconds(plan.seconds)} "
         f"({plan.seconds / best.seconds:.2f} times as long), {format_bytes(plan.memory.total)}: {plan.division}"
@@ -281,7 +281,7 @@ def as_json(found: Answer) -> dict[str, Any]:
 
 
 def _plan_json(asked: Asked, plan: Plan) -> dict[str, Any]:
-    why = cannot(asked.job.precision, plan.division)
+    why = cannot(asked.job, plan.division)
     return {
         "division": asdict(plan.division),
         "step_s": plan.seconds,

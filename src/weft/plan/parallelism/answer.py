@@ -160,13 +160,24 @@ def answer(asked: Asked) -> Answer:
     )
 
 
+RANK = 16
+"""Of the adapters that are proposed where a whole model cannot be trained."""
+
+
 def _changes(asked: Asked) -> list[tuple[str, Plan]]:
     """Single changes of the job, or of its accelerator, with which something fits."""
     job, machines = asked.job, asked.machines
     changed = [
         ("--gradient-bits 16", replace(job, gradient_bytes=2), machines),
         ("--optimizer adam8bit", replace(job, optimizer="adam8bit"), machines),
+        ("--offload optimizer", replace(job, offload_optimizer=True), machines),
         ("no --unfused-attention", replace(job, fused_attention=True), machines),
+    ]
+    frozen = "" if job.lora else f"--lora {RANK} "
+    adapted = replace(job, lora=job.lora or RANK)
+    changed += [
+        (frozen.strip(), adapted, machines),
+        (f"{frozen}--quantized 4", replace(adapted, quantized=4), machines),
     ]
     for name in LARGER if asked.memory_bytes is None else ():
         device = ACCELERATORS[name]
@@ -180,7 +191,12 @@ def _changes(asked: Asked) -> list[tuple[str, Plan]]:
         if (other, there) != (job, machines):
             best = search(other, there, memory_bytes=asked.memory_bytes).best[:1]
             found += [(what, plan) for plan in best]
-    return sorted(found, key=lambda each: (not each[0].startswith("-"), each[1].seconds))
+    return sorted(found, key=lambda each: (_kind(each[0]), each[1].seconds))
+
+
+def _kind(change: str) -> int:
+    """Where a change stands: settings first, then what trains less of the model, then other machines."""
+    return 1 if "--lora" in change else 0 if change.startswith(("-", "no ")) else 2
 
 
 def _priced(system: FileSystem, asked: Asked, run_s: float | None) -> FileSystem:

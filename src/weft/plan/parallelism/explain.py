@@ -72,13 +72,15 @@ def memory_terms(job: Job, plan: Plan) -> list[Term]:
         f"; {sizes.experts.count // one.experts} of {sizes.experts.count} experts" if sizes.experts else ""
     )
     whole, states = (shared if one.sharded in kinds else "" for kinds in (SHARDED[2:], SHARDED[1:]))
+    adapters = f" of adapters of rank {job.lora}" if job.lora else ""
+    away = ", in host memory" if job.offload_optimizer else ""
     return [
-        ("parameters", memory.parameters, f"{job.parameter_bytes} bytes each{whole}{spread}"),
-        ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each{whole}"),
+        ("parameters", memory.parameters, f"{job.linear_bytes:g} bytes each{whole}{spread}"),
+        ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each{adapters}{whole}"),
         (
             "optimizer states",
             memory.states,
-            f"{job.optimizer}: {job.state_bytes} bytes for each parameter{states}",
+            f"{job.optimizer}: {job.state_bytes} bytes for each parameter{adapters}{states}{away}",
         ),
         ("activations", memory.activations, f"{many:.3g} microbatches held, recomputation: {one.recompute}"),
         (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.errors import ConfigError
 from weft.graph.sizes import RECOMPUTE, Sizes
 from weft.machines.accelerator import BYTES_OF, DTYPES
+from weft.plan.parallelism.adapters import BITS
 
 STATES = {"adam": 8, "adam8bit": 2, "momentum": 4, "sgd": 0, "adafactor": 0}
 """Bytes of an optimizer's states for each parameter: two moments of 4 bytes, of 1 byte, one moment, none. Adafactor
@@ -32,6 +33,10 @@ class Job:
         gradient_bytes: Of a gradient as it is added up: 4, or 2 where replicas exchange 16 bits.
         scatters: Whether replicas that share optimizer states get the sum of their share of the gradients only (ZeRO's
             stage 2, arXiv 1910.02054). With weft each gets all of it (stage 1).
+        lora: The rank of the adapters that are trained in place of the model; 0: the model itself is trained.
+        quantized: Bits of the frozen linears, one of `adapters.BITS`; 0: as products read them.
+        offload_optimizer: Whether the optimizer and its states are in host memory (Ren et al., ZeRO-Offload, arXiv
+            2101.06840).
     """
 
     sizes: Sizes
@@ -42,6 +47,9 @@ class Job:
     gradient_bytes: int = 4
     eager: bool = False
     scatters: bool = False
+    lora: int = 0
+    quantized: int = 0
+    offload_optimizer: bool = False
 
     def __post_init__(self) -> None:
         faults = []
@@ -51,8 +59,21 @@ class Job:
             faults.append(f'the precision is "{self.precision}", it must be one of {", ".join(DTYPES)}')
         if self.optimizer not in STATES:
             faults.append(f'the optimizer is "{self.optimizer}", it must be one of {", ".join(STATES)}')
+        if self.lora < 0:
+            faults.append(f"the rank of the adapters is {self.lora}, it must be at least 1")
+        if self.quantized not in (0, *BITS):
+            faults.append(
+                f"frozen weights have {self.quantized} bits, it must be {' or '.join(map(str, BITS))}"
+            )
+        if self.quantized and not self.lora:
+            faults.append(f"weights of {self.quantized} bits cannot be trained: train adapters, --lora 16")
         if faults:
             raise ConfigError("; ".join(faults))
+
+    @property
+    def linear_bytes(self) -> float:
+        """Of a parameter of a layer's linears, as memory holds it."""
+        return BITS[self.quantized] / 8 if self.quantized else float(self.parameter_bytes)
 
     @property
     def parameter_bytes(self) -> int:

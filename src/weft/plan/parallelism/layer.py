@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from weft.machines.host import Host, Machines
+from weft.plan.parallelism.adapters import adapter_parameters
 from weft.plan.parallelism.job import Division, Job
 from weft.topology.cluster import Link
 
@@ -135,6 +136,8 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
     kept = job.sizes.layer_matrices + job.sizes.missed_parameters / division.experts
     summed = device.move_s(2 * job.gradient_bytes * kept / division.tensor)
     products = Times(ahead, ahead, ahead + (summed if division.microbatches(job) > 1 else 0.0))
+    if job.lora:
+        products = _with_adapters(job, division, machines, tokens, ahead)
     attention = attention_times(job, division, host, tokens)
     moved = device.move_s(between_bytes(job, division, tokens))
     scores = device.move_s(score_bytes(job, division, tokens))
@@ -149,6 +152,24 @@ def layer_times(job: Job, division: Division, machines: Machines) -> LayerTimes:
         "full": products.forward + attention.forward + between.forward + exchange.forward + dispatch.forward,
     }[division.recompute]
     return LayerTimes(products, attention, between, exchange, again, dispatch)
+
+
+def _with_adapters(job: Job, division: Division, machines: Machines, tokens: int, ahead: float) -> Times:
+    """Products of a frozen layer and its adapters: gradients of weights are those of the adapters only.
+
+    Frozen weights of fewer bits are read and written once more in each pass, as 16 bits for a product.
+    """
+    device = machines.host.accelerator
+    every, experts = adapter_parameters(job.sizes, job.lora)
+    met = every - experts
+    if job.sizes.experts is not None:
+        met += experts * job.sizes.experts.per_token // job.sizes.experts.count
+    own = device.product_s(2 * tokens * met / division.tensor, job.precision)
+    read = 0.0
+    if job.quantized:
+        kept = job.sizes.layer_matrices + job.sizes.missed_parameters / division.experts
+        read = device.move_s((job.linear_bytes + job.parameter_bytes) * kept / division.tensor)
+    return Times(ahead + own + read, ahead + own + read, own)
 
 
 def rank_tokens(job: Job, division: Division) -> int:

@@ -11,6 +11,9 @@ out count as what a rank has of them, and for d only the replicas that have the 
     activations    see `activation_bytes`
     copies         gradients once more                  at the end of the backward pass, when replicas add them up
 
+With `Job.lora` gradients and states are those of the adapters, whose parameters come in addition; frozen linears have
+`Job.linear_bytes` each. States in host memory count nothing here.
+
 The 18 bytes without sharding are those of mixed precision with Adam (Rajbhandari et al., arXiv 1910.02054, section 3.1,
 has 16: gradients in 16 bits).
 """
@@ -24,7 +27,7 @@ from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
 from weft.plan.parallelism.shares import Part, Shares, shares
-from weft.plan.parallelism.step import rank_parameters
+from weft.plan.parallelism.step import rank_parameters, trained_parameters
 
 RESERVED = 2 * 2**30
 """Bytes of a device that its driver, its libraries and the buffers of collectives take before training begins."""
@@ -74,22 +77,33 @@ def memory_of(job: Job, division: Division, shared: Shares | None = None, copied
 
 def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
     """The memory of one rank."""
-    numbers = rank_parameters(job, division, part)
     sharing = (division.alike, division.alike_experts)
-    whole = numbers.each(*sharing) if division.sharded == "parameters" else numbers.all
-    states = numbers.each(*sharing) if division.sharded != "none" else numbers.all
+    trained = trained_parameters(job, division, part)
+    whole = trained.each(*sharing) if division.sharded == "parameters" else trained.all
+    states = trained.each(*sharing) if division.sharded != "none" else trained.all
     gathered = 0.0
     if division.sharded == "parameters" and division.alike > 1:
         sizes = job.sizes
         layer = sizes.layer_parameters - sizes.expert_parameters * (1 - 1 / division.experts)
-        gathered = 2 * layer / division.tensor * job.parameter_bytes
+        gathered = 2 * layer / division.tensor * job.linear_bytes
     return Memory(
-        whole * job.parameter_bytes + gathered,
+        whole * job.parameter_bytes + gathered + _frozen(job, division, part, sharing),
         whole * job.gradient_bytes,
-        states * job.state_bytes,
+        0.0 if job.offload_optimizer else states * job.state_bytes,
         activation_bytes(job, division, part),
         moment_bytes(job, division),
     )
+
+
+def _frozen(job: Job, division: Division, part: Part, sharing: tuple[int, int]) -> float:
+    """Bytes of a rank's frozen parameters: its layers' linears, and its ends, which are never of fewer bits."""
+    if not job.lora:
+        return 0.0
+    every = rank_parameters(job, division, part)
+    layers = rank_parameters(job, division, replace(part, embedding=False, head=False))
+    shared = sharing if division.sharded == "parameters" else (1, 1)
+    ends = every.each(*shared) - layers.each(*shared)
+    return layers.each(*shared) * job.linear_bytes + ends * job.parameter_bytes
 
 
 def copies(machines: Machines) -> bool:
@@ -163,5 +177,8 @@ def moment_bytes(job: Job, division: Division) -> float:
         again = _kept(job, division, sizes, "none")
     elif division.recompute == "selective" and not job.fused_attention:
         again = 5 * sizes.heads * sizes.seq * tokens / division.tensor
+    if job.quantized:  # the largest matrix, as a product reads it
+        largest = max(sizes.attention_products[0], sizes.hidden * sizes.ffn_width)
+        again += 2 * largest / division.tensor
     wide = 2 * tokens * max(sizes.ffn_width, sizes.hidden) / division.tensor * (2 if sizes.gated else 1)
     return (again + wide) * width

@@ -124,11 +124,11 @@ def search(job: Job, machines: Machines, *, memory_bytes: float | None = None) -
         if memory.total > limit:
             found.lack(division, memory)
         else:
-            keep(found, Plan(division, step_of(job, division, machines, times), memory), limit, job.precision)
+            keep(found, Plan(division, step_of(job, division, machines, times), memory), limit, job)
     return found
 
 
-def keep(found: Found, plan: Plan, limit_bytes: float, precision: str) -> None:
+def keep(found: Found, plan: Plan, limit_bytes: float, job: Job | None) -> None:
     """Count a plan; among the best, and the best of its kind, if it fits and is one of them."""
     if plan.memory.total > limit_bytes:
         found.lack(plan.division, plan.memory)
@@ -141,7 +141,7 @@ def keep(found: Found, plan: Plan, limit_bytes: float, precision: str) -> None:
     if len(found.best) < KEPT or _merit(plan) < _merit(found.best[-1]):
         found.best = sorted([*found.best, plan], key=_merit)[:KEPT]
     today = found.runs_today
-    if (today is None or _merit(plan) < _merit(today)) and not cannot(precision, plan.division):
+    if (today is None or _merit(plan) < _merit(today)) and not cannot(job, plan.division):
         found.runs_today = plan
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.machines.host import Machines
+from weft.plan.parallelism.adapters import adapter_parameters
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import (
     LayerTimes,
@@ -96,8 +97,9 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
     found = times.shares(division)
     busiest, mean, layers = _ranks(found, layer.total, head)
     numbers = max(rank_parameters(job, division, part) for part in found.parts)
+    trained = max(trained_parameters(job, division, part) for part in found.parts)
     computed = microbatches * busiest.total
-    whole = exchanged_s(job, division, machines, microbatches, numbers)
+    whole = exchanged_s(job, division, machines, microbatches, numbers, trained)
     exposed = _exposed(whole, computed, division, machines)
     return Step(
         layer,
@@ -107,7 +109,7 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
         crossings_s(job, division, machines, microbatches),
         exposed,
         whole - exposed,
-        optimizer_s(job, division, machines, numbers),
+        optimizer_s(job, division, machines, trained),
         machines.host.conduct.late(division.ranks),
         layers,
     )
@@ -126,7 +128,8 @@ def head_times(job: Job, division: Division, machines: Machines) -> Times:
     summed = 0.0
     if machines.host.sums is not None:
         summed = exchanged_by_tensor_s(division, machines, tokens * job.sizes.hidden * job.parameter_bytes)
-    return Times(ahead + 12 * moved + summed, ahead + 8 * moved + summed, ahead)
+    weights = 0.0 if job.lora else ahead
+    return Times(ahead + 12 * moved + summed, ahead + 8 * moved + summed, weights)
 
 
 def _ranks(found: Shares, layer: Times, head: Times) -> tuple[Times, Times, float]:
@@ -223,10 +226,22 @@ def rank_parameters(job: Job, division: Division, part: Part) -> Numbers:
     return Numbers(rest / division.tensor + own, own)
 
 
+def trained_parameters(job: Job, division: Division, part: Part) -> Numbers:
+    """Parameters of a rank that are trained: all, or those of its adapters; over t."""
+    if not job.lora:
+        return rank_parameters(job, division, part)
+    every, experts = adapter_parameters(job.sizes, job.lora)
+    dense = adapter_parameters(job.sizes.dense, job.lora)[0] if part.dense else 0
+    layers = part.layers - part.dense
+    own = layers * experts / division.experts / division.tensor
+    return Numbers((layers * (every - experts) + part.dense * dense) / division.tensor + own, own)
+
+
 def exchanged_s(
-    job: Job, division: Division, machines: Machines, microbatches: int, numbers: Numbers
+    job: Job, division: Division, machines: Machines, microbatches: int, numbers: Numbers, trained: Numbers
 ) -> float:
-    """The seconds of the replicas' exchange in a step, for the N parameters (`numbers`) of the rank that has most.
+    """The seconds of the replicas' exchange in a step, for the N parameters (`numbers`) of the rank that has most. Of a
+    frozen model gradients, and what an optimizer has changed, are those of its adapters (`trained`).
 
         none          an all-reduce of N gradients
         optimizer     an all-reduce of N gradients (where `scatters`, they are added up and scattered), and N
@@ -238,10 +253,12 @@ def exchanged_s(
     that have the same ones.
     """
 
-    def exchange(count: float, ranks: int, stride: int) -> float:
+    def exchange(count: float, changed: float, ranks: int, stride: int) -> float:
         sharded = division.sharded == "parameters"
         ring = machines.sharing_ring(ranks, stride) if sharded else machines.ring(ranks, stride)
-        gradients, parameters = count * job.gradient_bytes, count * job.parameter_bytes
+        gradients, parameters = changed * job.gradient_bytes, changed * job.parameter_bytes
+        if sharded and job.lora:
+            parameters += count * job.linear_bytes
         if division.sharded == "none":
             return all_reduce_s(gradients, ranks, ring)
         if division.sharded == "optimizer" and job.scatters:
@@ -254,9 +271,10 @@ def exchanged_s(
         return microbatches * layers * one
 
     if division.experts == 1:
-        return exchange(numbers.all, division.alike, division.tensor)
-    return exchange(numbers.all - numbers.experts, division.alike, division.tensor) + exchange(
-        numbers.experts, division.alike_experts, division.tensor * division.experts
+        return exchange(numbers.all, trained.all, division.alike, division.tensor)
+    rest = numbers.all - numbers.experts, trained.all - trained.experts
+    return exchange(*rest, division.alike, division.tensor) + exchange(
+        numbers.experts, trained.experts, division.alike_experts, division.tensor * division.experts
     )
 
 
@@ -268,8 +286,22 @@ def _exposed(whole: float, computed: float, division: Division, machines: Machin
     return max(whole * (1 - share), whole - computed)
 
 
+HOST_LINK = 25e9
+"""Bytes a second between a device and host memory: 80 % of the 31.5 GB/s of PCIe 4.0 x16."""
+HOST_MEMORY = 20e9
+"""Bytes a second that one process's optimizer reads and writes in host memory: one of DDR4's channels at 3,200 MT/s
+gives 25.6 GB/s, and hosts have about one for each device."""
+
+
 def optimizer_s(job: Job, division: Division, machines: Machines, numbers: Numbers) -> float:
-    """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds."""
+    """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds.
+
+    With states in host memory gradients go there and parameters come back, and the host reads and writes the rest.
+    """
     shared = (division.alike, division.alike_experts) if division.sharded != "none" else (1, 1)
     moved = job.gradient_bytes + 2 * job.state_bytes + 2 * job.parameter_bytes
-    return machines.host.accelerator.move_s(numbers.each(*shared) * moved)
+    count = numbers.each(*shared)
+    if job.offload_optimizer:
+        sent = job.gradient_bytes + job.parameter_bytes
+        return count * (sent / HOST_LINK + (moved + job.parameter_bytes) / HOST_MEMORY)
+    return machines.host.accelerator.move_s(count * moved)

@@ -7,11 +7,15 @@ import shlex
 from typing import Any
 
 from weft.machines.host import Machines
-from weft.plan.parallelism.job import Division
+from weft.plan.parallelism.job import Division, Job
 
 
-def cannot(precision: str, division: Division) -> str:
-    """Why weft cannot run a division today; empty if it can."""
+def cannot(job: Job | None, division: Division) -> str:
+    """Why weft cannot run a division of a job today; empty if it can. No job: that of a traced model."""
+    if job is not None and job.offload_optimizer:
+        return "an optimizer whose states are in host memory is not in weft"
+    if job is not None and job.quantized and (division.tensor > 1 or division.sharded == "parameters"):
+        return f"linears of {job.quantized} bits cannot be cut over ranks or shared by them"
     if division.experts > 1:
         return "experts shared by replicas are not in weft, only by ranks that split layers"
     if division.context > 1 and division.tensor > 1 and division.along:
@@ -20,7 +24,7 @@ def cannot(precision: str, division: Division) -> str:
         return "sharing states or parameters among ranks that share sequences is not in weft"
     if division.schedule == "zb_2p":
         return "the schedule zb_2p is not in weft"
-    if precision == "fp8":
+    if job is not None and job.precision == "fp8":
         return "products in fp8 are not in weft"
     return ""
 

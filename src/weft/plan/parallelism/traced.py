@@ -103,7 +103,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
             else:
                 row = _row(parts, pipeline)
                 for division in _variants(data, tensor, pipeline):
-                    keep(found, _plan(division, row, machines, microbatches // data), limit_bytes, "fp32")
+                    keep(found, _plan(division, row, machines, microbatches // data), limit_bytes, None)
     if not found.tried:
         raise ConfigError(
             f"{machines.size} accelerators cannot divide {microbatches} microbatches ({'; '.join(found.refused)}): "

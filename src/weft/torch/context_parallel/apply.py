@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import redistributes, take_plain_as_replicated, version
+from weft.torch.pytorch.private import version
+from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import answer, replaced
-from weft.torch.tensor_parallel.linears import is_transposed
+from weft.torch.tensor_parallel.requested import is_transposed
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread

@@ -22,9 +22,8 @@ from weft.torch.pytorch.private import (
     capture,
     imagined_mesh,
     is_compiled,
-    redistributes,
-    take_plain_as_replicated,
 )
+from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of

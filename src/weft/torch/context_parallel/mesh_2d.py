@@ -24,7 +24,7 @@ from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
 from weft.torch.tensor_parallel.functions import answer, name_of, replaced
-from weft.torch.tensor_parallel.linears import is_transposed
+from weft.torch.tensor_parallel.requested import is_transposed
 from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from weft.torch.pytorch.private import redistribute_by
+from weft.torch.pytorch.private_dtensor import redistribute_by
 from weft.torch.tensor_parallel.rules import Unsplittable
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 from weft.torch.tensors.nested import tensors_in

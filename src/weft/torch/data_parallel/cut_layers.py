@@ -64,7 +64,8 @@ def _pairs(width: int, inside: int, device: torch.device) -> nn.Sequential:
 
 def _cut(layers: nn.Module, x: Tensor, group: Any, along: bool) -> Callable[[], Tensor]:
     """Cut the layers; what gives their input."""
-    from weft.torch.tensor_parallel import Linear, Region, Splits, split  # not loaded where nobody asks
+    from weft.torch.tensor_parallel import Linear, Region, Splits
+    from weft.torch.tensor_parallel.apply import split  # it loads DTensor
     from weft.torch.tensor_parallel.sharded_activations import spread
     from weft.torch.tensors.shard_positions import ShardPositions
 

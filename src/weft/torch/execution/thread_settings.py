@@ -14,7 +14,7 @@ from weft.session.recording import record_backward
 from weft.torch.backward.autograd import run_autograd
 from weft.torch.execution.glue import running
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
-from weft.torch.pytorch.private import take_plain_as_replicated_here
+from weft.torch.pytorch.private import entering_thread
 from weft.torch.session import current
 
 _scale = threading.local()
@@ -106,7 +106,8 @@ class ThreadContext:
     @contextmanager
     def enter(self) -> Iterator[None]:
         """Inside, these settings are those of the thread."""
-        take_plain_as_replicated_here()
+        for enter in entering_thread:
+            enter()
         with ExitStack() as stack:
             if self._inference:
                 stack.enter_context(torch.inference_mode())

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
@@ -43,6 +42,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.tensors.nested import has_objects, opaque_objects, replace
+from weft.torch.tensors.shards import stays_sharded
 from weft.torch.tensors.writes import unwritten
 
 log = logging.getLogger("weft")
@@ -400,9 +400,7 @@ class PlainCall:
         """
         value = self.program.value_of(tensor)
         return (
-            value is not None
-            and value.owner == self.program.rank
-            and not isinstance(value.data(tensor), DTensor)
+            value is not None and value.owner == self.program.rank and not stays_sharded(value.data(tensor))
         )
 
     def _run(self, local: Any) -> Any:

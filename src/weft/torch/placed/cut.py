@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from weft.session.recording import record
-from weft.torch.context_parallel import ContextGroup, Sequences, cut_sequences
+from weft.torch.context_parallel import Sequences
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
 from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import Splits, split
+from weft.torch.tensor_parallel import Splits
+
+if TYPE_CHECKING:
+    from weft.torch.context_parallel.weights import ContextGroup
 
 
 def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session: Session) -> None:
@@ -26,6 +30,8 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     """
     if plan.tensors is None:
         return
+    from weft.torch.tensor_parallel.apply import split  # it loads DTensor
+
     splits = Splits.from_record(plan.tensors)
     parameters = root.named_parameters(remove_duplicate=False)
     own = session.position("pp")
@@ -64,6 +70,8 @@ def cut_over_sequences(
     """
     if plan.sequences is None:
         return None
+    from weft.torch.context_parallel.apply import cut_sequences  # it loads DTensor
+
     sequences = Sequences.from_record(plan.sequences)
     own = session.position("pp")
     here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}

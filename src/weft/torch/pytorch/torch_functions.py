@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -69,8 +70,17 @@ def _getters(names: tuple[str, ...]) -> set[Any]:
     return found
 
 
+STANDS_FOR = "_weft_stands_for"
+"""Attribute of a function that was put in the place of a method of tensors: the method. PyTorch looks methods up by
+name, so what overrides them is told the replacement."""
+PLAIN_APPLY: Any = inspect.getattr_static(torch.autograd.Function, "apply")
+"""PyTorch's own ``Function.apply``: a job's first step puts another one in its place."""
+
+
 def named(owners: tuple[Any, ...], names: tuple[str, ...]) -> set[Any]:
-    return {getattr(owner, name) for owner in owners for name in names if hasattr(owner, name)}
+    """The functions of these names, as PyTorch has them: where weft's own stands for one, that one."""
+    found = (getattr(owner, name) for owner in owners for name in names if hasattr(owner, name))
+    return {getattr(function, STANDS_FOR, function) for function in found}
 
 
 METADATA: frozenset[Any] = frozenset(
@@ -104,9 +114,6 @@ SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
     | {torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence}
 )
 TYPE_NAME = Tensor.type
-STANDS_FOR = "_weft_stands_for"
-"""Attribute of a function that was put in the place of a method of tensors: the method. PyTorch looks methods up by
-name, so what overrides them is told the replacement."""
 BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
 GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
 GRADIENT_SETTER = Tensor.grad.__set__  # type: ignore[union-attr]

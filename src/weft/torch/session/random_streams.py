@@ -52,8 +52,12 @@ class Streams:
         self.numpy = numpy
 
     def _numpy(self, which: int) -> Any:
-        """``numpy.random`` if its state counts and the program uses it at all."""
-        return sys.modules.get("numpy.random") if which & NUMPY or self.numpy else None
+        """``numpy.random`` if its state counts and the program uses NumPy at all.
+
+        NumPy loads it where it is first used. It is loaded here, or doing so later would look as if numbers were drawn.
+        """
+        numpy = sys.modules.get("numpy") if which & NUMPY or self.numpy else None
+        return None if numpy is None else numpy.random
 
     def capture(self, which: int = TORCH | PYTHON) -> Any:
         """The present states of the streams named in ``which``."""

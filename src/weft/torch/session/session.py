@@ -166,7 +166,7 @@ class Session(base.Session):
         replicas, here = self.mesh.rdp, self.position("tp")
         self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
         peers = [peer for peer in range(self.mesh.tp) if peer != here]
-        self.tensor_turns = LockstepOrder(self.tensor, peers, here == 0, -1 - replicas)
+        self.tensor_turns = LockstepOrder(self.tensor, peers, here == 0, -1 - replicas, same_samples=True)
         return self.tensor_turns
 
     def _connect_both(self, backend: str, device: torch.device | None) -> None:

@@ -16,7 +16,7 @@ from weft.torch.execution.gradients import Gradients, Tensors
 from weft.torch.execution.thread_settings import no_training, rehearse
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.microbatch_weights import Padding
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
@@ -58,6 +58,8 @@ def find_splits(
     size = settings.tensor_parallel_degree
     if size == 1:
         return None
+    from weft.torch.tensor_parallel.find import find  # it loads DTensor
+
     with forward_only(session, [model], function, batch) as run:
         return find(model.module, run, size, settings.sequence_parallel, settings.experts, leaking)
 

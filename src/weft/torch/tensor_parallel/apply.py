@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import take_plain_as_replicated
+from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.tensors.cut_weights import check_call, guard
 from weft.torch.tensors.nested import replace
 
@@ -20,7 +20,8 @@ from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark_copies
 from .experts import Mixture, members, misfit, misfit_of_mixture, run_sharded
 from .functions import Functions, answer, replaced
-from .linears import Entered, column, cuts_of, features, row
+from .linears import Entered, column, cuts_of, row
+from .requested import features
 from .rules import as_full_tensor
 from .shard_group import ShardGroup, shard_group_of
 from .sharded_activations import enters, plain

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.errors import UsageError
 from weft.torch.pytorch.private import (
     has_backward_hooks,
     has_forward_hooks,
     imagined_mesh,
     is_compiled,
-    take_plain_as_replicated,
 )
+from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
@@ -32,7 +31,7 @@ from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_
 from .experts import candidates as experts_of
 from .experts.idle_experts import adopt_uncalled
 from .functions import answer, forget
-from .linears import features, is_linear
+from .requested import features, is_linear, refuse_whole, wished
 from .search_trial import Stop, Trial, Watcher
 from .shard_group import ShardGroup, new_name
 from .sharded_activations import SCORES, TOKENS, watch
@@ -291,12 +290,6 @@ def _is_wanted_whole(model: nn.Module, name: str) -> bool:
     return wish is True
 
 
-def wished(model: nn.Module) -> dict[str, str]:
-    """The cut that the script wants for modules, by name; see ``weft.set_tensor_parallelism``."""
-    found = {name: module.__dict__.get(WHOLE, (None,))[0] for name, module in model.named_modules()}
-    return {name: how for name, how in found.items() if isinstance(how, str)}
-
-
 def _misfits(model: nn.Module, wanted: Mapping[str, str], size: int) -> dict[str, str]:
     """The linears that are to be cut into parts of sizes that they have not."""
     found = {}
@@ -307,20 +300,6 @@ def _misfits(model: nn.Module, wanted: Mapping[str, str], size: int) -> dict[str
             if count % size:
                 found[name] = f"its {count} {what} cannot be divided by {size}"
     return found
-
-
-def refuse_whole(model: nn.Module, faults: Mapping[str, str]) -> None:
-    """Raise :class:`UsageError` if modules cannot be split, and why, of which the script has said how to split them."""
-    wanted = wished(model)
-    faults = {name: why for name, why in faults.items() if name in wanted}
-    if faults:
-        told = "; ".join(
-            f'{name} is set to "{wanted[name]}", and {why}' for name, why in sorted(faults.items())
-        )
-        raise UsageError(
-            f"not all modules can be cut as weft.set_tensor_parallelism says: {told}. Write True to let "
-            "weft decide, or False to keep it whole"
-        )
 
 
 def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:

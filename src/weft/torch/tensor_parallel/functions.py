@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, take_plain_as_replicated_here
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
+from weft.torch.pytorch.private_dtensor import take_plain_as_replicated_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
-from weft.torch.tensors import shards
 from weft.torch.tensors.marks import BLOCKS
 
 from .rules import RULES, Rule, Unsplittable, as_full_tensor, shards_in
@@ -106,9 +106,6 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
     functions.shard_group.agree(ALL_GATHERS)
     with torch.enable_grad():
         return functions.full_tensor(tensor)
-
-
-shards.register(DTensor, gather_full_tensor)
 
 
 def _answering(part: DTensor) -> Functions | None:

@@ -14,30 +14,12 @@ from weft.torch.tensors.cut_weights import own
 from .attention import cuts_of_attention
 from .cuts import Cut
 from .experts import cuts_of_experts, cuts_of_mixture
+from .requested import features, is_transposed
 from .rules import as_full_tensor, as_shard, wrap
 from .shard_group import ShardGroup, leave
 from .sharded_activations import ShardedActivation, can_scatter, enters, plain, scattered
 from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
 from .vocabulary import cuts_of_vocabulary
-
-_CONV1D = "transformers.pytorch_utils", "Conv1D"
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """True if it is the ``Conv1D`` of `transformers`: a linear whose weight has the inputs first."""
-    return (type(module).__module__, type(module).__name__) == _CONV1D
-
-
-def is_linear(module: nn.Module) -> bool:
-    """True if weft knows how to split the module; subclasses may do anything."""
-    return type(module) is nn.Linear or is_transposed(module)
-
-
-def features(module: nn.Module) -> tuple[int, int]:
-    """The numbers of inputs and of results of a linear."""
-    shape = [*module.get_parameter("weight").shape]
-    results, inputs = reversed(shape) if is_transposed(module) else shape
-    return inputs, results
 
 
 def cuts_of(module: nn.Module, linear: Linear) -> dict[str, Cut]:

@@ -17,7 +17,7 @@ from weft.torch.tensors.marks import BLOCKS, TAGS
 from weft.torch.tensors.nested import tensors_in
 
 from .functions import FATAL, Functions, name_of
-from .linears import features, is_transposed
+from .requested import features, is_transposed
 from .rules import VIEWS, Unsplittable, new_shape, ranges_of, shard_of, shards_in, wrap
 from .shard_group import ShardGroup
 from .splits import COLUMN, ROW, pattern

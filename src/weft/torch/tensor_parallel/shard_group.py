@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from weft.errors import UsageError
 from weft.reduce.exchange import all_reduce_extreme
 from weft.reduce.shard_collectives import ShardCollectives
+from weft.torch.pytorch.torch_functions import PLAIN_APPLY
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.shard_positions import ShardPositions, sizes_of
 
@@ -183,7 +183,7 @@ def new_name() -> str:
 class Quiet(torch.autograd.Function):
     """A function of weft's own, which nobody intercepts: it may run while weft answers for a tensor between units."""
 
-    apply = inspect.getattr_static(torch.autograd.Function, "apply")  # before a job's first step replaces it
+    apply = PLAIN_APPLY
 
 
 class Enter(Quiet):

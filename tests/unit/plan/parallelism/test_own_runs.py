@@ -19,7 +19,7 @@ MIB = 2**20
 def test_divisions_fill_their_ranks_and_divide_the_batch():
     for ranks in (2, 4):
         found = list(memory.divisions(ranks))
-        assert all(one.ranks == ranks and not cannot("fp32", one) for one in found)
+        assert all(one.ranks == ranks and not cannot(None, one) for one in found)
         assert all(BATCH % (one.data * memory.SAMPLES) == 0 for one in found)
         assert {(one.sharded, one.recompute) for one in found} >= {("none", "full"), ("optimizer", "none")}
         assert len(set(found)) == len(found) == 6
@@ -54,7 +54,7 @@ def test_plans_that_are_run_are_weft_s_and_unlike():
     found = search(Job(gpt_sizes(False), BATCH, "fp32"), Machines(host_of("cpu:1", 4), 1))
     plans = choice.candidates(found, 6)
     assert 1 < len(plans) <= 6 and len({str(plan.division) for plan in plans}) == len(plans)
-    assert all(not cannot("fp32", plan.division) for plan in plans)
+    assert all(not cannot(None, plan.division) for plan in plans)
     assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
     assert plans[0] == found.runs_today
 

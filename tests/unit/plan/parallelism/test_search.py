@@ -36,7 +36,7 @@ def test_the_best_is_the_fastest_of_all_that_fit():
         min(step_of(JOB, one, MACHINES).seconds for one in fit), rel=1e-5
     )
     assert len(set(every)) == len(every) and all(one.ranks == 16 for one in every)
-    today = min(step_of(JOB, one, MACHINES).seconds for one in fit if not cannot("bf16", one))
+    today = min(step_of(JOB, one, MACHINES).seconds for one in fit if not cannot(JOB, one))
     assert found.runs_today is not None and found.runs_today.seconds == pytest.approx(today, rel=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_tensor_parallelism_is_tried_as_weft_runs_it():
     """On one host whose ranks hold an eighth of the model each, only tensor or pipeline ranks fit; weft runs both."""
     every = list(divisions(Job(SIZES, 8), parse_cluster("1x8xA100-80"), Found()))
     split = [one for one in every if one.tensor > 1]
-    assert all(one.along for one in split) and any(not cannot("bf16", one) for one in split)
+    assert all(one.along for one in split) and any(not cannot(JOB, one) for one in split)
     today = search(Job(replace(SIZES, layers=3), 1), parse_cluster("1x8xA100-80")).runs_today
     assert today is not None and today.division.tensor == 8, "three layers and one sample leave nothing else"
 
@@ -151,8 +151,8 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
     ],
 )
 def test_what_weft_cannot_run(division, why):
-    assert cannot("bf16", division) == why
-    assert cannot("fp8", division)
+    assert cannot(JOB, division) == why
+    assert cannot(replace(JOB, precision="fp8"), division)
 
 
 def test_commands():

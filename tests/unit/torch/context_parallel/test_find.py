@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.errors import FormatError
-from weft.torch.context_parallel import Sequences, find
+from weft.torch.context_parallel import Sequences
+from weft.torch.context_parallel.find import find
 
 
 class Layer(nn.Module):

@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 import weft
 from tests.long import long
-from weft.torch.pytorch import private
+from weft.torch.pytorch import private, private_dtensor
 from weft.torch.tensor_parallel.shard_group import new_name
 from weft.torch.verify.self_check import TESTED, release_of
 from weft.transport import private_c10d
 from weft.transport.private_c10d import NEEDED, Name
 
-NAMES: dict[str, Name] = {**private_c10d.NAMES, **private.NAMES}
+NAMES: dict[str, Name] = {**private_c10d.NAMES, **private.NAMES, **private_dtensor.NAMES}
 LACKING: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
 """Names that some versions lack: the first version without it, and the first one that has it again."""
 
@@ -111,7 +111,7 @@ def test_the_version_of_development_is_tested():
 
 SOURCE = Path(weft.__file__).parent
 HOLDERS = {
-    "torch/pytorch/private.py", "transport/private_c10d.py",
+    "torch/pytorch/private.py", "torch/pytorch/private_dtensor.py", "transport/private_c10d.py",
     *(
         f"tensorflow/private/{name}.py"
         for name in (
@@ -195,9 +195,9 @@ def test_a_backend_is_told_to_count_where_pytorch_does_not(monkeypatch, counts_i
 
 
 def test_what_pytorch_would_try_for_a_minute_is_refused_at_once():
-    if private._ways is None:
+    if private_dtensor._ways is None:
         pytest.skip(f"PyTorch {torch.__version__} tries nothing")
-    private.take_plain_as_replicated()
+    private_dtensor.take_plain_as_replicated()
     with private.imagined_mesh(2, "cpu", new_name()) as mesh:
         query = DTensor.from_local(torch.ones(2, 6, 4, 4), mesh, [Shard(2)], run_check=False)
         key = torch.ones(2, 6, 8, 4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
-from weft.torch.replicas.sharding.fsdp import blocks
+from weft.torch.replicas.sharding.layers import blocks
 
 
 def made(replica: int = 0, replicas: int = 3) -> Shares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import subprocess
 import sys
@@ -125,3 +126,15 @@ def test_mixed_seeds_are_the_same_in_every_process_and_differ_by_part():
     program = "from weft.torch.session.random_streams import mix; print(mix(1, 'layer', 2))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == mix(1, "layer", 2) < 2**63
+
+
+def test_loading_numpys_generator_is_not_drawing(monkeypatch):
+    """NumPy loads it at its first use: `torch._dynamo` does so in the middle of a module."""
+    import numpy
+
+    monkeypatch.delitem(sys.modules, "numpy.random", raising=False)
+    monkeypatch.delattr(numpy, "random", raising=False)
+    streams = Streams(torch.device("cpu"))
+    before = streams.capture(NUMPY)
+    importlib.import_module("numpy.random")
+    assert same_states(before, streams.capture(NUMPY))

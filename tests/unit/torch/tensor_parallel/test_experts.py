@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.parity.tensor_parallel_models import WIDTH, Routed, Stacked
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.experts.sharded_experts import run
+from weft.torch.tensor_parallel.find import find
 
 X = torch.randn(6, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 

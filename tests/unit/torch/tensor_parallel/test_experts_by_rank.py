@@ -18,8 +18,9 @@ from tests.parity.tensor_parallel_models import (
     Sorted,
     Stacked,
 )
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.experts.sharded_experts import Own, run_own
+from weft.torch.tensor_parallel.find import find
 from weft.torch.tensor_parallel.splits import Held, Linear
 
 X = torch.randn(6, 5, WIDTH, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.parity.tensor_parallel_models import OWN
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
+from weft.torch.tensor_parallel.find import find
 
 
 class Block(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.context_parallel.rules import OWN, Positions
-from weft.torch.pytorch.private import imagined_mesh, take_plain_as_replicated
+from weft.torch.pytorch.private import imagined_mesh
+from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import Functions, answer, forget
 from weft.torch.tensor_parallel.rules import RULES
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name

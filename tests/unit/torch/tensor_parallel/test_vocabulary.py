@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
+from weft.torch.tensor_parallel.find import find
 
 WORDS, WIDTH = 51, 8
 

@@ -11,7 +11,8 @@ from torch import nn
 import weft.torch as weft
 from tests.parity.tensor_parallel_models import WIDTH, FewKeys, Fused, Mixture
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import Splits, find, refuse_whole
+from weft.torch.tensor_parallel import Splits, refuse_whole
+from weft.torch.tensor_parallel.find import find
 
 X = torch.randn(4, 6, WIDTH, generator=torch.Generator().manual_seed(0))
 

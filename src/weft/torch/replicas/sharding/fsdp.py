@@ -8,13 +8,12 @@ plain. Parameters without dimensions stay as they are. See ``docs/design/shardin
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from weft.torch.replicas.sharding.layers import blocks
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
@@ -47,31 +46,3 @@ def _mesh(session: Session) -> DeviceMesh:
         return DeviceMesh.from_group(row, device, mesh_dim_names=("shard",))
     column = new_group(session, tuple(grid[:, at % degree].tolist()), backend)
     return DeviceMesh.from_group([column, row], device, mesh=grid, mesh_dim_names=("replicate", "shard"))
-
-
-def blocks(module: nn.Module) -> list[nn.Module]:
-    """The parts whose parameters are gathered one part at a time: layers of a kind in a row.
-
-    These are the elements of an ``nn.ModuleList`` or ``nn.Sequential`` whose class occurs there more than once. Layers
-    that share a parameter with the rest of the model are left out. Parameters in none of the parts are gathered for the
-    whole model at once.
-    """
-    holders = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
-    found: list[nn.Module] = []
-    for part in module.modules():
-        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(
-            part in block.modules() for block in found
-        ):
-            continue
-        kinds = Counter(type(child) for child in part)
-        for child in dict.fromkeys(part):
-            inside = Counter(id(p) for below in child.modules() for p in below.parameters(recurse=False))
-            alone = all(holders[key] == count for key, count in inside.items())
-            if (
-                inside
-                and alone
-                and kinds[type(child)] > 1
-                and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
-            ):
-                found.append(child)
-    return found

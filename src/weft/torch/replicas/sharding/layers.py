@@ -10,7 +10,6 @@ from torch import nn
 
 from weft.torch.calls.interception import interceptor_of
 from weft.torch.pytorch.private import is_compiled
-from weft.torch.replicas.sharding.fsdp import blocks
 
 
 class Place(NamedTuple):
@@ -65,3 +64,31 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
                 yield place(names[layer], layer, set(layer.modules()), rest=False)
         in_a_layer = any(module in set(layer.modules()) for layer in layers)
         yield place(unit.name, module, rest, rest=not in_a_layer)
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The parts whose parameters are gathered one part at a time: layers of a kind in a row.
+
+    These are the elements of an ``nn.ModuleList`` or ``nn.Sequential`` whose class occurs there more than once. Layers
+    that share a parameter with the rest of the model are left out. Parameters in none of the parts are gathered for the
+    whole model at once.
+    """
+    holders = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
+    found: list[nn.Module] = []
+    for part in module.modules():
+        if not isinstance(part, (nn.ModuleList, nn.Sequential)) or any(
+            part in block.modules() for block in found
+        ):
+            continue
+        kinds = Counter(type(child) for child in part)
+        for child in dict.fromkeys(part):
+            inside = Counter(id(p) for below in child.modules() for p in below.parameters(recurse=False))
+            alone = all(holders[key] == count for key, count in inside.items())
+            if (
+                inside
+                and alone
+                and kinds[type(child)] > 1
+                and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            ):
+                found.append(child)
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from weft.errors import UsageError
-from weft.torch.context_parallel import Sequences, find
+from weft.torch.context_parallel import Sequences
 from weft.torch.model import DistributedModel
 from weft.torch.placed.plan import is_below
 from weft.torch.session.session import Session
@@ -36,6 +36,8 @@ def find_sequences(
     size = session.settings.context_parallel_degree
     if size == 1:
         return None
+    from weft.torch.context_parallel.find import find  # it loads DTensor
+
     with forward_only(session, [model], function, batch) as run:
         found = find(model.module, run, size, {} if splits is None else splits.apart())
     if session.settings.partitions > 1:

@@ -15,7 +15,7 @@ from weft.errors import UsageError
 from weft.graph.model import Unit
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.split.first_microbatch import Forward
-from weft.torch.tensor_parallel import Splits, find
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.splits import COLUMN
 from weft.torch.tensors.nested import tensors_in
 
@@ -41,6 +41,8 @@ def with_cuts(units: Sequence[Unit], model: nn.Module, run: Callable[[], Any]) -
 
 def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
     """The parts that can be cut over each number of ranks, as far as there are some."""
+    from weft.torch.tensor_parallel.find import find  # it loads DTensor
+
     for ranks in RANKS:
         rehearse(Forward())
         try:
