@@ -79,7 +79,7 @@ _handlers = _find("torch.distributed.tensor.DTensor._op_dispatcher._custom_op_ha
 
 
 def read_whole(everybody: Callable[[], bool]) -> None:
-    """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is that of the full tensor.
+    """From now on a value that is read out of a ``DTensor`` (``item()``, ``float(...)``, ``if``) is of the full tensor.
 
     PyTorch reads what this rank has, a part of a sum say. All ranks of the tensor's mesh have to read together.
 
