@@ -23,7 +23,7 @@ MOST_TIMES = 8
 EXPLAINED = 0.10
 """What is simulated counts only where the simulation of what ran differs from it by no more than this share."""
 NEAR = 0.9
-"""The largest number of microbatches that saves this share of the most that fewer ones do: it needs the least memory."""
+"""Of fewer microbatches the largest number that saves this share of the most is taken: it needs the least memory."""
 ALIKE = 0.01
 """Of numbers of microbatches whose steps differ by less than this share, the one nearest to the present is taken."""
 
