@@ -120,7 +120,7 @@ def test_the_gain_of_any_number_of_microbatches():
 
 
 def test_numbers_of_microbatches_divide_the_mini_batch():
-    assert numbers(8, 24) == [4]
+    assert numbers(8, 24) == [4, 2, 1]
     made = Recorded(microbatches=8, step_values=lambda rank, step: {"samples": 8})
     assert Analysis(made.run()).what_if.change("microbatches") is None
 

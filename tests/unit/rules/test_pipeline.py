@@ -83,6 +83,8 @@ def test_far_too_many_microbatches_become_the_number_that_saves_most():
     (line,) = found.advice
     number = int(line.rpartition(": ")[2].rstrip("`"))
     assert number < 32 and found.gain == analysis.gain_of_microbatches(number)
+    change = analysis.what_if.change("microbatches")
+    assert change is not None and change.microbatches == number, "the table of changes has the same number"
     most = max(analysis.gain_of_microbatches(each) or 0.0 for each in (64, 32, 16, 8, 4))
     assert found.gain is not None and most > found.gain >= 0.9 * most
 

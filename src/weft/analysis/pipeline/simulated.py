@@ -22,6 +22,8 @@ MOST_TIMES = 8
 """No more times the microbatches are tried, for nothing says then how long work on so little takes."""
 EXPLAINED = 0.10
 """What is simulated counts only where the simulation of what ran differs from it by no more than this share."""
+NEAR = 0.9
+"""Of fewer microbatches the largest number that saves this share of the most is taken: it needs the least memory."""
 ALIKE = 0.01
 """Of numbers of microbatches whose steps differ by less than this share, the one nearest to the present is taken."""
 
@@ -156,9 +158,12 @@ def numbers(microbatches: int, samples: int) -> list[int]:
     """The numbers of microbatches that are tried: those that divide the mini-batch, if its samples are known.
 
     >>> numbers(8, 32), numbers(3, 0), numbers(1, 6)
-    ([4, 16, 32], [6, 12, 24], [2])
+    ([4, 2, 1, 16, 32], [6, 12, 24], [2])
     """
-    tried = [microbatches // 2] if microbatches % 2 == 0 else []
+    tried, fewer = [], microbatches
+    while fewer % 2 == 0:
+        fewer //= 2
+        tried.append(fewer)
     more = 2
     while more <= MOST_TIMES:
         tried.append(more * microbatches)
@@ -173,7 +178,12 @@ def best_number(present: Simulated, samples: int) -> Other | None:
     if not steps:
         return None
     least_s = min(step.step_s for step in steps.values())
-    near = [number for number, step in steps.items() if step.step_s <= least_s + ALIKE * now.step_s]
+    fewer_s = max(ALIKE * now.step_s, (1.0 - NEAR) * (now.step_s - least_s))
+    near = [
+        number
+        for number, step in steps.items()
+        if step.step_s <= least_s + (fewer_s if number < present.stages.microbatches else ALIKE * now.step_s)
+    ]
     best = min(near, key=lambda number: max(number, present.stages.microbatches))
     saved_s = now.step_s - steps[best].step_s
     if saved_s <= 0.0:

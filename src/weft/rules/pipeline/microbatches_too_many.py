@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.analysis.analysis import Analysis
+from weft.analysis.pipeline.simulated import NEAR
 from weft.rules.measures import (
     LEAST_LOST,
     host_inside_s,
@@ -17,9 +18,6 @@ from weft.rules.measures import (
 )
 from weft.rules.rule import Finding, Rule
 from weft.units import format_seconds
-
-NEAR = 0.9
-"""A share of the most that can be saved: larger microbatches need more memory."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,19 @@ class MicrobatchesTooMany(Rule):
         )
 
     def _best(self, analysis: Analysis, fewer: int) -> int:
-        """The largest of so many, half of them, a quarter ... that saves `NEAR` of the most, by simulation."""
+        """The number that the report's table of changes has, where the schedule's bubble is small with it.
+
+        Else the largest of so many, half of them, a quarter ... that saves `NEAR` of the most, by simulation.
+        """
         if partitions(analysis) == 1:
             return fewer
+        change = analysis.what_if.change("microbatches")
+        if (
+            change
+            and change.microbatches <= fewer
+            and ideal_bubble(analysis, change.microbatches) <= self.bubble
+        ):
+            return change.microbatches
         gains, number = {fewer: 0.0}, fewer
         while number >= 1 and ideal_bubble(analysis, number) <= self.bubble:
             gains[number] = max(0.0, analysis.gain_of_microbatches(number) or 0.0)
