@@ -77,7 +77,7 @@ def _loss(found: Any, inputs: Inputs) -> Tensor:
 
 
 def _touch_checkpoint_code() -> None:
-    """Run a checkpoint: the code of libraries that it needs, 4 to 5 MiB, is nobody's memory either."""
+    """Run a checkpoint: code of libraries that it needs, and an optimizer (``torch._dynamo``), is nobody's memory."""
     x = torch.ones(1, 8, requires_grad=True)
     torch_checkpoint(nn.Linear(8, 8), x, use_reentrant=False).sum().backward()
 
@@ -86,8 +86,7 @@ def train(task: Task, out: Path) -> None:
     weft.init()
     _touch_library_pages()
     network_of(replace(task, small=True))  # what it imports is nobody's memory
-    if task.recompute:
-        _touch_checkpoint_code()
+    _touch_checkpoint_code()
     inputs = inputs_of(task)
     machine.reset_peak_rss()
     base = machine.rss_bytes()
