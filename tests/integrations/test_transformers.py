@@ -164,7 +164,7 @@ def test_states_of_single_ranks_of_another_layout_are_refused(tmp_path):
     for partition in range(3):
         (folder / f"optimizer.pt_{partition}_0").write_bytes((folder / "optimizer.pt").read_bytes())
     (folder / "optimizer.pt").unlink()
-    with pytest.raises(AssertionError, match="parts of 3 partitions and 1 ranks"):
+    with pytest.raises(AssertionError, match="shards of 3 partitions and 1 ranks"):
         in_layout("partitions", str(tmp_path / "two"), "4", str(folder))
 
 

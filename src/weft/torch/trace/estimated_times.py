@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import flop_registry
 
 from weft.torch.pytorch.private import TorchDispatchMode, tables_of
 
@@ -25,7 +24,10 @@ class Clock(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        from torch.utils.flop_counter import flop_registry  # it loads Triton
+
         self.seconds = 0.0
+        self._formulas = flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -33,7 +35,7 @@ class Clock(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
+        formula = self._formulas.get(func.overloadpacket)
         if formula is not None:
             self.seconds += formula(*args, **(kwargs or {}), out_val=result) / FLOPS
         if not func.is_view:
