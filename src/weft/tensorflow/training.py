@@ -48,9 +48,12 @@ class Training(Mixin):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """As Keras has it. With more than one rank there is one step for each call, and ``jit_compile=True`` means that
 
-        XLA compiles what each rank computes between messages; ``"auto"`` is without XLA.
+        XLA compiles what each rank computes between messages; ``"auto"`` is without XLA. A ``compile`` of the wrapped
+        model's own is called, and what that hands on to Keras counts.
         """
         self._make_steps()
+        if private.has_own(self._wrapped, "compile"):
+            args, kwargs = private.compiled_with(self._wrapped, *args, **kwargs)
         if session().place.world_size > 1:
             if kwargs.get("steps_per_execution") not in (None, 1):
                 raise UsageError(

@@ -270,6 +270,18 @@ def methods_of_the_model(partitions: int) -> None:
     model = same_fit("an own loss", OwnLoss, x, x[:, :3], metrics=["mse"])
     assert model.metrics_names
 
+    class Weighing(OwnLoss):
+        def compile(self, optimizer: Any, metrics: Any, weight: float) -> None:
+            super().compile(optimizer=optimizer, metrics=metrics)
+            self.weight = weight
+
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+        ) -> Any:
+            return self.weight * super().compute_loss(x, y, y_pred, sample_weight)
+
+    same_fit("an own compile", Weighing, x, x[:, :3], metrics=["mse"], weight=0.5)
+
     class Stepping(OwnLoss):
         def train_step(self, data: Any) -> Any:
             return {}

@@ -129,6 +129,19 @@ def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, tr
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+def compiled_with(model: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Call a model's own ``compile``: the arguments that it hands on to Keras's, which does nothing meanwhile."""
+    base: Any = keras_two_model() if is_of_keras_two(model) else keras.Model
+    handed_on: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})]
+    original = base.compile
+    base.compile = lambda self, *given, **named: handed_on.append((given, named))
+    try:
+        model.compile(*args, **kwargs)
+    finally:
+        base.compile = original
+    return handed_on[-1]
+
+
 def share_compiled(model: Any, other: Any) -> None:
     """Let another model have what ``compile`` gave a model."""
     three = "optimizer", "loss", "compiled", "_compile_loss", "_compile_metrics", "_loss_tracker"
