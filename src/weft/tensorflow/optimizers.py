@@ -119,9 +119,19 @@ def _join_in(optimizer: Any) -> None:
     """A step of a rank without variables."""
     if hasattr(optimizer, "apply") and not optimizer.built:
         optimizer.build([])  # Keras asks for averages of variables, which are none here
-    if optimizer.global_clipnorm:
-        clip_by_global_norm([], optimizer.global_clipnorm)
-    optimizer.iterations.assign_add(1)
+    calls, steps = private.calls_of(optimizer), getattr(optimizer, "gradient_accumulation_steps", None)
+    if optimizer.global_clipnorm and steps:  # as Keras does: clipped is what was accumulated
+        tf.cond(
+            tf.equal((calls + 1) % steps, 0), lambda: _clip_with_others(optimizer), lambda: tf.constant(False)
+        )
+    elif optimizer.global_clipnorm:
+        _clip_with_others(optimizer)
+    calls.assign_add(1)
+
+
+def _clip_with_others(optimizer: Any) -> Any:
+    clip_by_global_norm([], optimizer.global_clipnorm)
+    return tf.constant(True)
 
 
 def _clip_gradients(joined: Session, original: Any, optimizer: Any, grads: Any) -> Any:

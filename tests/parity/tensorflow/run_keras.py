@@ -301,6 +301,27 @@ def methods_of_the_model(partitions: int) -> None:
     )  # fmt: skip
 
 
+@check
+def a_rank_without_variables(partitions: int) -> None:
+    """It counts updates as the others do, also of gradients that are accumulated."""
+    begin(partitions)
+    x, y = np.random.default_rng(2).normal(size=(8, 4, 6)).astype("float32"), np.ones((8, 4, 3))
+    for optimizer in (
+        keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+        keras.optimizers.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.1),
+    ):
+        found = []
+        for wrap in (lambda net: net, weft.DistributedModel):
+            net = seeded(lambda: keras.Sequential([keras.Input((4, 6)), L.Masking(0.0), L.Dense(3)]))
+            model = wrap(net)
+            model.compile(type(optimizer).from_config(optimizer.get_config()), "mse", jit_compile=False)
+            model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+            found.append((model.evaluate(x, y, verbose=0), int(model.optimizer.iterations)))
+        (plain, updates), (own, own_updates) = found
+        near(own, plain, "loss", 1e-4)
+        assert updates == own_updates == 2, found
+
+
 class Watched(L.Layer):
     """As with `add_metric` of Keras 2: a layer that keeps a mean of what goes through it."""
 

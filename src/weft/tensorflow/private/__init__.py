@@ -37,6 +37,7 @@ from weft.tensorflow.private.graphs import type_of as type_of
 from weft.tensorflow.private.graphs import writes as writes
 from weft.tensorflow.private.models import begin_fit as begin_fit
 from weft.tensorflow.private.models import build_optimizer as build_optimizer
+from weft.tensorflow.private.models import calls_of as calls_of
 from weft.tensorflow.private.models import compiled_with as compiled_with
 from weft.tensorflow.private.models import compute_loss as compute_loss
 from weft.tensorflow.private.models import has_own as has_own

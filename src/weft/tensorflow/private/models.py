@@ -280,6 +280,11 @@ class _WithLogs:
         return logs if model is None else self._changed(model, list(self._parts), logs)
 
 
+def calls_of(optimizer: Any) -> Any:
+    """The variable that counts an optimizer's calls; of those that it accumulates, ``iterations`` counts one."""
+    return optimizer._iterations
+
+
 def loss_tracker(model: Any) -> Any:
     """The metric in which a Keras model keeps its mean loss."""
     return model._loss_tracker
