@@ -262,7 +262,7 @@ class Step:
                 leaves.append([leaf] * batch.microbatches if leaf is not None else None)
             else:
                 entries = _entries(results[number], masks, places, shapes, kind)
-                weigh = weights.of_all if self._averages(key, kind) else weights.of_copy
+                weigh = weights.of_all if self._averages(key, kind) else weights.of_replica
                 leaves.append(
                     StepOutput(
                         entries, weigh(kind.reduction, denominators), key, None if key is None else means

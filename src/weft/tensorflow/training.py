@@ -53,7 +53,10 @@ class Training(Mixin):
         """
         self._make_steps()
         if private.has_own(self._wrapped, "compile"):
-            args, kwargs = private.compiled_with(self._wrapped, *args, **kwargs)
+            handed_on = private.compiled_with(self._wrapped, args, kwargs)
+            if handed_on is None:
+                return  # as in plain Keras the model is not compiled, and fit says so
+            args, kwargs = handed_on
         if session().place.world_size > 1:
             if kwargs.get("steps_per_execution") not in (None, 1):
                 raise UsageError(

@@ -273,7 +273,12 @@ def methods_of_the_model(partitions: int) -> None:
     class Weighing(OwnLoss):
         def compile(self, optimizer: Any, metrics: Any, weight: float) -> None:
             super().compile(optimizer=optimizer, metrics=metrics)
+            self.other.compile("sgd", "mae")
             self.weight = weight
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = keras.Sequential([L.Dense(1)])
 
         def compute_loss(
             self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -309,6 +314,9 @@ def a_rank_without_variables(partitions: int) -> None:
     for optimizer in (
         keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
         keras.optimizers.Adam(0.05, gradient_accumulation_steps=2, global_clipnorm=0.1),
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, gradient_accumulation_steps=2, global_clipnorm=0.1)
+        ),
     ):
         found = []
         for wrap in (lambda net: net, weft.DistributedModel):

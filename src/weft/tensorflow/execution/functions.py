@@ -74,12 +74,14 @@ class Operations:
         inputs: The tensors that it takes, by name.
         outputs: The tensors that it returns, by name.
         variables: The variables that it takes, by the name of their tensor.
+        effects: The names of those that do more than compute their outputs: nothing may take what they return.
     """
 
     graph_def: Any
     inputs: list[str]
     outputs: list[str]
     variables: dict[str, Any]
+    effects: list[str]
 
     def __post_init__(self) -> None:
         nodes = self.graph_def.node
@@ -88,7 +90,6 @@ class Operations:
         for node in nodes:
             if not any(each.lstrip("^").partition(":")[0] in names for each in node.input):
                 node.input.append(f"^{BEFORE}")
-        self._effects = [node.name for node in nodes if private.has_effects(node.op)]
 
     def write(self, inputs: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], list[Any]]:
         """Write them into the graph that is being traced: the outputs, and the operations at the end.
@@ -101,7 +102,7 @@ class Operations:
         with tf.control_dependencies(after):
             mapped[f"^{BEFORE}"] = tf.constant(0)
         found = tf.graph_util.import_graph_def(
-            self.graph_def, input_map=mapped, return_elements=[*self.outputs, *self._effects], name="phase"
+            self.graph_def, input_map=mapped, return_elements=[*self.outputs, *self.effects], name="phase"
         )
         outputs, done = found[: len(self.outputs)], found[len(self.outputs) :]
         return outputs, [*done, *([tf.raw_ops.IdentityN(input=outputs)[0].op] if outputs else [])]
@@ -147,7 +148,9 @@ class Cutter:
             if self._is_variable(number)
         }
 
-        cut = Operations(graph_def, names_of_inputs, names_of_outputs, variables)
+        nodes = [operations[number] for number in phase.operations]
+        effects = [node.name for node in nodes if private.is_stateful(node)]
+        cut = Operations(graph_def, names_of_inputs, names_of_outputs, variables, effects)
         specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in taken]
         made = tf.function(
             lambda *inputs: cut.write(inputs)[0], autograph=False, jit_compile=compiled or None

@@ -21,7 +21,6 @@ from weft.tensorflow.private.gradients import outside_of_graphs as outside_of_gr
 from weft.tensorflow.private.gradients import watch_asked as watch_asked
 from weft.tensorflow.private.gradients import watch_gradients as watch_gradients
 from weft.tensorflow.private.graphs import captures as captures
-from weft.tensorflow.private.graphs import has_effects as has_effects
 from weft.tensorflow.private.graphs import is_building_function as is_building_function
 from weft.tensorflow.private.graphs import is_of_graph as is_of_graph
 from weft.tensorflow.private.graphs import is_stateful as is_stateful

@@ -7,13 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import (
-    auto_control_deps,
-    auto_control_deps_utils,
-    func_graph,
-    op_def_registry,
-    ops,
-)
+from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils, func_graph, ops
 from tensorflow.python.ops import array_ops, resource_variable_ops
 
 
@@ -88,12 +82,6 @@ def type_of(handle: Any) -> tuple[tuple[int, ...], Any]:
 def is_stateful(operation: Any) -> bool:
     """True if an operation does something beside computing its outputs from its inputs."""
     return bool(operation.op_def.is_stateful)
-
-
-def has_effects(kind: str) -> bool:
-    """True if operations of this kind do something beside computing their outputs, or may."""
-    known = op_def_registry.get(kind)
-    return known is None or bool(known.is_stateful)
 
 
 def writes(operation: Any) -> set[str]:

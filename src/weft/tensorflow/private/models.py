@@ -129,17 +129,26 @@ def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, tr
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
-def compiled_with(model: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call a model's own ``compile``: the arguments that it hands on to Keras's, which does nothing meanwhile."""
+def compiled_with(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call a model's own ``compile``: the arguments that it hands on to Keras's; None if it calls that not at all.
+
+    Keras's does nothing meanwhile for this model; others may be compiled inside.
+    """
     base: Any = keras_two_model() if is_of_keras_two(model) else keras.Model
-    handed_on: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})]
-    original = base.compile
-    base.compile = lambda self, *given, **named: handed_on.append((given, named))
+    original, handed_on = base.compile, []
+
+    @functools.wraps(original)
+    def compile_other(self: Any, *given: Any, **named: Any) -> Any:
+        return handed_on.append((given, named)) if self is model else original(self, *given, **named)
+
+    base.compile = compile_other
     try:
         model.compile(*args, **kwargs)
     finally:
         base.compile = original
-    return handed_on[-1]
+    return handed_on[-1] if handed_on else None
 
 
 def share_compiled(model: Any, other: Any) -> None:

@@ -1,1 +1,1 @@
-"""Copies of the model: what is averaged over them, and what the first one hands to all."""
+"""Data-parallel replicas: averages over them, and values that the first one hands to all."""

@@ -42,14 +42,14 @@ def logs_of_all(model: Any, parts: Sequence[Any], logs: Any, joined: Session) ->
     numbers = {name: value for name, value in numbers.items() if value.dtype.kind in "fiub"}
     with joined.guarded(), joined.doing("the logs of all ranks"):
         check = Check(joined, "world", [f"{len(states)} states of metrics", *numbers])
-        copies, here, first = joined.mesh.rdp, joined.position("pp"), joined.position("rdp") == 0
+        replicas, here, first = joined.mesh.rdp, joined.position("pp"), joined.position("rdp") == 0
         own = [np.array(each) for each in states]
         results = model.get_metrics_result()
         counted = [
-            _counted(value, _weight(each, copies, first) if (owner or 0) == here else 0)
+            _counted(value, _weight(each, replicas, first) if (owner or 0) == here else 0)
             for each, owner, value in zip(states, owners, own, strict=True)
         ]
-        counted += [_counted(value, 0 if here else 1.0 / copies) for value in numbers.values()]
+        counted += [_counted(value, 0 if here else 1.0 / replicas) for value in numbers.values()]
         check.finish()
         sums = _sums(counted, joined.group("world"))
     for each, before, value in zip(states, own, sums, strict=False):
@@ -90,13 +90,13 @@ def _sums(parts: list[Any], group: Any) -> list[Any]:
     return [piece.reshape(each.shape) for piece, each in zip(pieces, parts, strict=True)]
 
 
-def _weight(variable: Any, copies: int, first: bool) -> Any:
+def _weight(variable: Any, replicas: int, first: bool) -> Any:
     """The weight of a replica's state in the sum of all; Keras 2 has its own names for it."""
     kind = getattr(variable, "aggregation", "sum")
     kind = kind.name.lower() if isinstance(kind, tf.VariableAggregation) else kind
     if kind == "only_first_replica":
         return int(first)
-    return 1 if kind == "sum" else 1.0 / copies
+    return 1 if kind == "sum" else 1.0 / replicas
 
 
 def _same(one: Any, other: Any) -> bool:

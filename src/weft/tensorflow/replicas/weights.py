@@ -1,7 +1,7 @@
 """The weight of a microbatch, where a model has replicas: by what Keras divides a loss by, over all of them.
 
-With D_r what the loss of copy r is divided by, one process has the mean by weights D_r / sum of D. An average over n
-copies divides by n, so copy r counts n D_r / sum of D. Where a loss is divided by nothing, copies add up: n.
+With D_r what the loss of replica r is divided by, one process has the mean by weights D_r / sum of D. An average over n
+replicas divides by n, so replica r counts n D_r / sum of D. Where a loss is divided by nothing, replicas add up: n.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Weights:
         self._session, self._shares = session, shares
         self._parts: dict[int, Any] = {}
 
-    def of_copy(self, reduction: Reduction | None, denominators: Sequence[Any]) -> list[Any]:
-        """Those of a number of this copy."""
+    def of_replica(self, reduction: Reduction | None, denominators: Sequence[Any]) -> list[Any]:
+        """Those of a number of this replica."""
         return weights_of(reduction, denominators, self._shares)
 
     def of_all(self, reduction: Reduction | None, denominators: Sequence[Any]) -> list[Any]:
-        """Those of a number that is averaged over the copies; all of them ask for it."""
-        weights = self.of_copy(reduction, denominators)
+        """Those of a number that is averaged over the replicas; all of them ask for it."""
+        weights = self.of_replica(reduction, denominators)
         if reduction is None or self._session.mesh.rdp == 1:
             return weights
         if id(reduction) not in self._parts:

@@ -131,7 +131,7 @@ class _Search:
             {name: how for name, how in self.wanted.items() if name not in self.words_wanted},
         )  # fmt: skip
         while _once(self.run, shard_group, self.trial):
-            pass  # or takes one more for a fused projection
+            pass  # each run keeps more linears whole, or takes one more for a fused projection
         adopt_uncalled(self.model, self.trial)
         self.whole.update(self.trial.whole)
 
