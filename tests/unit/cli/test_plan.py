@@ -115,6 +115,21 @@ def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):
     assert re.search(r"bubble +[\d.]+ ms +zb", text) and re.search(r"optimizer states .*12 bytes", text)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--precision", "fp8"], "products in fp8 are not in weft"),
+        (["--lora", "8", "--quantized", "4"], "linears of 4 bits were not tried with weft"),
+        (["--offload", "optimizer"], "an optimizer whose states are in host memory is not in weft"),
+    ],
+)
+def test_a_plan_that_weft_cannot_run_says_so(capsys, options, why):
+    sizes = "--layers 4 --hidden 512 --heads 8 --ffn 2048 --vocab 1000 --seq 128 --global-batch 8".split()
+    assert main(["plan", "--cluster", "1x2xH100", *sizes, *options]) == 0
+    text = capsys.readouterr().out
+    assert f"weft runs none of these today: {why}" in text and "weft run " not in text
+
+
 def test_cost_is_left_out_without_a_price(llama, capsys):
     asked = ("--cluster", "8x8xH100", "--config", llama, "--global-batch", 512, "--tokens", "1B")
     assert "cost" not in told(capsys, *asked)

@@ -176,9 +176,11 @@ def _long(hours: float) -> str:
 
 
 def others(found: Answer) -> list[str]:
-    """Why other divisions fell out, a line each."""
+    """Why other divisions fell out, and why weft runs none of the rest if that is so; a line each."""
     lines = []
     search = found.search
+    if search.best and found.runs_today is None:
+        lines.append(f"weft runs none of these today: {cannot(found.asked.job, search.best[0].division)}")
     if search.too_large and search.best:
         assert search.nearest is not None
         division, memory = search.nearest

@@ -165,7 +165,7 @@ RANK = 16
 
 
 def _changes(asked: Asked) -> list[tuple[str, Plan]]:
-    """Single changes of the job, or of its accelerator, with which something fits."""
+    """Single changes of the job, or of its accelerator, with which something fits; first those that weft runs."""
     job, machines = asked.job, asked.machines
     changed = [
         ("--gradient-bits 16", replace(job, gradient_bytes=2), machines),
@@ -186,12 +186,15 @@ def _changes(asked: Asked) -> list[tuple[str, Plan]]:
             changed.append(
                 (f"{name} in place of {machines.host.accelerator.name}", job, replace(machines, host=host))
             )
-    found = []
+    found: list[tuple[bool, int, str, Plan]] = []
     for what, other, there in changed:
         if (other, there) != (job, machines):
-            best = search(other, there, memory_bytes=asked.memory_bytes).best[:1]
-            found += [(what, plan) for plan in best]
-    return sorted(found, key=lambda each: (_kind(each[0]), each[1].seconds))
+            result = search(other, there, memory_bytes=asked.memory_bytes)
+            later = result.runs_today is None
+            text = f"{what}, which weft does not run today" if later else what
+            found += [(later, _kind(what), text, plan) for plan in result.best[:1]]
+    found.sort(key=lambda each: (*each[:2], each[3].seconds))
+    return [(text, plan) for _, _, text, plan in found]
 
 
 def _kind(change: str) -> int:

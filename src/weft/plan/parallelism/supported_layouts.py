@@ -14,8 +14,8 @@ def cannot(job: Job | None, division: Division) -> str:
     """Why weft cannot run a division of a job today; empty if it can. No job: that of a traced model."""
     if job is not None and job.offload_optimizer:
         return "an optimizer whose states are in host memory is not in weft"
-    if job is not None and job.quantized and (division.tensor > 1 or division.sharded == "parameters"):
-        return f"linears of {job.quantized} bits cannot be cut over ranks or shared by them"
+    if job is not None and job.quantized:
+        return f"linears of {job.quantized} bits were not tried with weft"
     if division.experts > 1:
         return "experts shared by replicas are not in weft, only by ranks that split layers"
     if division.context > 1 and division.tensor > 1 and division.along:

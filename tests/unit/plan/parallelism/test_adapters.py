@@ -91,7 +91,8 @@ def test_what_would_fit_a_card_of_24_gb_is_named():
     )
     found = answer(Asked(Job(llama, 16), machines("RTX4090"), None, None))
     assert not found.search.best
-    assert "--lora 16 --quantized 4" in [what for what, _ in found.changes]
+    changes = [what for what, _ in found.changes]
+    assert changes[0] == "--lora 16" and "--lora 16 --quantized 4, which weft does not run today" in changes
     assert answer(Asked(Job(llama, 16, lora=16, quantized=4), machines("RTX4090"), None, None)).search.best
 
 
