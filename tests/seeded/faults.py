@@ -600,7 +600,7 @@ FAULTS = (
     Fault(
         "tensorflow/optimizers",
         "tensorflow/optimizers.py",
-        "    optimizer.iterations.assign_add(1)\n",
+        "    calls.assign_add(1)\n",
         "",
         "stands still in iterations, and so in the learning rate's schedule, on a rank without variables",
     ),
