@@ -193,7 +193,10 @@ def source_of(module: str) -> ast.Module:
 def find(module: str, name: str) -> Definition | None:
     """Where a module, or the one that it imports the name from, defines it; None for a module or a value."""
     tree = source_of(module)
-    for node in tree.body:
+    late = [
+        each for node in tree.body if isinstance(node, ast.If) for each in node.body
+    ]  # imported at first use
+    for node in [*tree.body, *late]:
         if isinstance(node, Definition) and node.name == name:
             return _with_what_it_inherits(node, tree)
         if isinstance(node, ast.Assign) and ast.unparse(node) == f"{name} = placement.{name}":

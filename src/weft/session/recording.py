@@ -10,29 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from weft.analysis.run import Facts, Unit
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
-from weft.plan.measured.planned import Planned
-from weft.profiler.clock import Clock, clock_identity
-from weft.profiler.control import Control
-from weft.profiler.detail import parse_detail
-from weft.profiler.device import Event, Moment
-from weft.profiler.facts import process_start_s, write_facts
-from weft.profiler.host import clocks, pauses, script_lines
-from weft.profiler.host.child import start_sampler
-from weft.profiler.recorder import Recorder
-from weft.profiler.steps import Book
 from weft.session.session import Session
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 from weft.watch.process import host_name
 
+if TYPE_CHECKING:
+    from weft.analysis.run import Unit
+    from weft.plan.measured.planned import Planned
+    from weft.profiler.device import Event, Moment
+    from weft.profiler.recorder import Recorder
+
 _log = logging.getLogger("weft")
 UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 """Messages that are told once for a call, or once for a step: they belong to no microbatch."""
+LEAST_S = 100e-6
+"""A shorter preparation is not told."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,12 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     """This rank's files, if the settings ask for them."""
     if not settings.record:
         return None
+    from weft.profiler.clock import Clock  # here: most jobs record nothing, and need not load the profiler
+    from weft.profiler.control import Control
+    from weft.profiler.detail import parse_detail
+    from weft.profiler.recorder import Recorder
+    from weft.profiler.steps import Book
+
     folder, clock = Path(settings.record).absolute(), Clock.here()  # the script may change its folder
     recorder = Recorder.open(folder, place.rank, place.world_size, clock)
     recorder.book = Book.open(folder, place.rank, place.world_size, clock)
@@ -82,6 +85,10 @@ def start(
     session.monitor.recording = None if recorder is None else recorder.folder
     if recorder is None:
         return
+    from weft.profiler.clock import clock_identity
+    from weft.profiler.host import clocks, pauses, script_lines
+    from weft.profiler.host.child import start_sampler
+
     session.recordings += 1
     session.clock = clocks.keep(
         recorder.folder, session.rank, session.store, clock_identity(), session.recordings
@@ -124,6 +131,8 @@ def change(session: Session, settings: Settings, channel: Channel | None) -> Non
         stop(session, channel)
         start(session, made, channel)
     elif recorder is not None and settings.record_steps != before.record_steps:
+        from weft.profiler.detail import parse_detail
+
         recorder.detail = parse_detail(settings.record_steps)
 
 
@@ -132,6 +141,9 @@ def tell(session: Session, process: Process) -> None:
     recorder = session.recorder
     if recorder is None:
         return
+    from weft.analysis.run import Facts
+    from weft.profiler.facts import process_start_s, write_facts
+
     if recorder.book is not None:
         recorder.book.cpu_s = process.cpu_s
     facts = recorder.facts or Facts(
@@ -265,7 +277,7 @@ def record_preparation(session: Session) -> Iterator[None]:
         raise
     finally:
         end_s = time.perf_counter()
-        if session.recorder is not None and end_s - start_s >= pauses.LEAST_S:
+        if session.recorder is not None and end_s - start_s >= LEAST_S:
             session.recorder.add("prepare", session.steps + 1, -1, start_s, end_s)
 
 

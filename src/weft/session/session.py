@@ -8,15 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from weft.analysis.run import Unit
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
-from weft.plan.chosen import Chosen
-from weft.plan.measured.planned import Planned
-from weft.profiler.recorder import Recorder
 from weft.report.placement import Opening
 from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
@@ -26,6 +22,12 @@ from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 from weft.watch.progress import Progress
+
+if TYPE_CHECKING:
+    from weft.analysis.run import Unit
+    from weft.plan.chosen import Chosen
+    from weft.plan.measured.planned import Planned
+    from weft.profiler.recorder import Recorder
 
 JUDGE_S = 5.0
 """A rank that only waits speaks so much later than the one that sees all ranks: that one knows whom to blame."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from weft.errors import PeerError, SplitError, UsageError
-from weft.plan.chosen import order_for
 from weft.runtime.executor import Checks
 from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
@@ -39,8 +38,6 @@ from weft.torch.session.differing_calls import CallCheck
 from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
-from weft.torch.split.accumulation import accumulate
-from weft.torch.split.partition_models import partition_models
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.microbatch_weights import shares_of
 from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, told_of_devices
@@ -126,6 +123,8 @@ class Step:
         elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
             batch = self._keep_joined_rows(session, session.models, batch, everybody=True)
         if session.settings.microbatches == "auto" and _may_train(session):
+            from weft.torch.split.accumulation import accumulate  # here: many jobs split nothing
+
             with record_preparation(session):
                 batch = accumulate(session, self.function, batch)
         if self.weight is not None:
@@ -162,6 +161,8 @@ class Step:
 
     def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """Split the models that are not yet; collective over all ranks. The batch with the microbatches that it has."""
+        from weft.torch.split.partition_models import partition_models
+
         for model in pending:
             model.move(session.device)
         name = self.name
@@ -255,6 +256,8 @@ class Step:
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
+            from weft.plan.chosen import order_for
+
             self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
 

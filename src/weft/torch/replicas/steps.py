@@ -7,19 +7,17 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.reduce.all_reduce_queue import AllReduceQueue
-from weft.reduce.choice import choose
-from weft.reduce.compression import make
 from weft.session.recording import record
-from weft.torch.replicas.reducer import Reducer, ReducerOptions
-from weft.torch.replicas.replica_agreement import Votes
 from weft.torch.session.session import Session
+
+if TYPE_CHECKING:
+    from weft.torch.replicas.reducer import Reducer, ReducerOptions
 
 
 def synchronise(
@@ -51,6 +49,12 @@ def make_reducer(session: Session, model: Any, options: ReducerOptions) -> Reduc
     named = model.reduced_parameters()
     if session.mesh.rdp == 1 or (model.sharded and not named):
         return None
+    from weft.reduce.all_reduce_queue import AllReduceQueue  # here: one replica needs none of it
+    from weft.reduce.choice import choose
+    from weft.reduce.compression import make
+    from weft.torch.replicas.reducer import Reducer
+    from weft.torch.replicas.replica_agreement import Votes
+
     ranks = session.peers("rdp")
     on_gpus, own_gpus = session.device.type == "cuda", session.nccl
     settings = session.settings
