@@ -4,6 +4,7 @@ from __future__ import annotations
 
 WIDTH, LENGTH, WORDS, SIDE = 6, 4, 9, 5
 # Not Lion: it steps by the sign of a gradient, and where that is 0 the sign is that of the rounding.
+# Adafactor does nearly the same with its own epsilon of 1e-30.
 OPTIMIZERS = (
     "SGD({rate})",
     "SGD({rate}, momentum=0.9)",
@@ -17,7 +18,7 @@ OPTIMIZERS = (
     "Adamax({rate})",
     "Ftrl({rate})",
     "Lamb({rate})",
-    "Adafactor({rate})",
+    "Adafactor({rate}, epsilon_1=1e-12)",
     "Adam({rate}, amsgrad=True)",
 )
 CHANGES = (
