@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,8 @@ def train_step(model, x):
     return loss
 
 kept = [[] for _ in range(200_000)]
+Path(folder, f"in_use.{weft.rank()}").write_text(Path("/proc/self/statm").read_text())
+data = torch.ones(1 << 24)  # 64 MiB of the script's own
 for step, x in enumerate(torch.utils.data.DataLoader(Data(), batch_size=8, num_workers=int(sys.argv[2]))):
     optimizer.zero_grad()
     loss = train_step(model, x)
@@ -178,6 +181,8 @@ def test_what_was_planted_is_seen(tmp_path: Path, workers: int):
         assert {unit.partition for unit in facts.units} == {0, 1} and facts.settings["microbatches"] == 2
         assert facts.settings["measured_costs"] is True
         assert facts.settings["batch_norm_samples"] == 4, "8 samples in 2 microbatches"
+        before_bytes = int((tmp_path / f"in_use.{rank}").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        assert facts.base_bytes - before_bytes > 60 << 20, "what the script holds is not the model's"
         assert facts.start_s < facts.joined_s <= run.steps[rank][0].start_s and "torch" in facts.versions
         (line,) = [line for line in run.script[rank] if line.text.startswith("time.sleep(0.1)")]
         assert line.asleep_s > line.computing_s

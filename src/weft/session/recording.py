@@ -40,7 +40,7 @@ class Process:
         device: Where its part of the model lies.
         limit_bytes: The most memory that it may have.
         versions: Of the framework and what it needs.
-        base_bytes: The memory that it has in use when it joins.
+        base_bytes: The memory that it has in use beside its models, before its first step.
         cpu_s: Processor time of whatever runs steps.
         make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
         captures: Whether work of the device is captured just now, as a CUDA graph, and does not run.
@@ -150,11 +150,22 @@ def tell(session: Session, process: Process) -> None:
         session.rank, session.place.world_size, host_name(), os.getpid(), session.position("pp"),
         session.position("rdp"), process.device, process_start_s(), session.joined_s, process.limit_bytes,
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        versions=process.versions, base_bytes=process.base_bytes,
+        versions=process.versions,
     )  # fmt: skip
     given = {**session.found, **asdict(session.settings)}
-    recorder.facts = replace(facts, settings=given, units=tuple(session.units), planned=session.planned)
+    recorder.facts = replace(
+        facts,
+        settings=given,
+        units=tuple(session.units),
+        planned=session.planned,
+        base_bytes=process.base_bytes,
+    )
     write_facts(recorder.folder, recorder.facts, recorder.clock)
+
+
+def tell_base(session: Session, base_bytes: int) -> None:
+    """Before its first step this rank has so much in use beside its models: plans count what comes on top."""
+    session.process = replace(session.process or Process(), base_bytes=max(0, base_bytes))
 
 
 def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:

@@ -431,6 +431,12 @@ class DistributedModel(nn.Module):
             if self.is_local(name):
                 yield f"module.{name}", buffer
 
+    def held_bytes(self) -> int:
+        """Bytes of the parameters and buffers that this rank has in memory just now."""
+        return sum(
+            each.nbytes for each in (*self.module.parameters(), *self.module.buffers()) if not each.is_meta
+        )
+
     def local_buffers(self) -> Iterator[Tensor]:
         """The buffers of this rank's part."""
         return (buffer for _, buffer in self.local_named_buffers())

@@ -15,6 +15,7 @@ from weft.plan.measured.planned import Planned
 from weft.timeline import WORK, Timeline
 from weft.units import format_bytes, format_seconds
 
+COUNTED = "without what was in use before the first step beside the model"
 MISSED = 0.10
 """A step that differs from its plan by more than this share of the plan has missed it."""
 CAUSE = 1 / 3
@@ -66,7 +67,7 @@ class BesidePlan:
     terms: tuple[Term, ...]
     memory: tuple[Term, ...] = ()
     source: str = "the job's own plan"
-    counted: str = "without what was in use when the rank joined"
+    counted: str = COUNTED
 
     @property
     def share(self) -> float:
@@ -160,9 +161,11 @@ def beside_plan(analysis: Seen) -> BesidePlan | None:
                 partition,
             ),
         ]
+    on_cpu = any(facts.device == "cpu" for facts in analysis.run.facts.values())
     return BesidePlan(
-        Term("the microbatches", planned.step_s, taken), tuple(terms), tuple(_memory(analysis, planned, own))
-    )
+        Term("the microbatches", planned.step_s, taken), tuple(terms), tuple(_memory(analysis, planned, own)),
+        counted=f"{COUNTED}, with what malloc keeps free for the next step" if on_cpu else COUNTED,
+    )  # fmt: skip
 
 
 def _memory(analysis: Seen, planned: Planned, own: Mapping[int, list[int]]) -> Iterable[Term]:
@@ -173,7 +176,7 @@ def _memory(analysis: Seen, planned: Planned, own: Mapping[int, list[int]]) -> I
 
 
 def used_bytes(analysis: Seen, rank: int) -> int:
-    """The most memory that a rank had in use, without what it had when it joined the job; 0 if that is not known."""
+    """The most memory that a rank had in use, without what it had before its first step beside models; 0 if unknown."""
     most = max((step.memory_bytes for step in analysis.steps(rank)), default=0)
     return max(0, most - analysis.facts(rank).base_bytes)
 
