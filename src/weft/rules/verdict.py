@@ -6,6 +6,7 @@ own: it is at most a warning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from weft.rules.rule import LEAST_GAIN, Finding, Rule, Status
 from weft.rules.table import RULES
 
 FAULTS = (Status.WARNING, Status.CRITICAL)
+LINE = re.compile(r'`(?:"|weft\.|DataLoader\()')
+"""A line that can be written as it stands: a setting or a call. `.item()` and `top` are none."""
 Weight = Callable[[Finding], tuple[bool, bool, float]]
 
 
@@ -81,7 +84,7 @@ def _best_line(first: Finding, findings: Iterable[Finding]) -> str:
         for each in findings
         if each.status in FAULTS and each.gain
         for advice in each.advice
-        if "`" in advice
+        if LINE.search(advice)
     ]
     gain, rule, advice = max(lines, key=lambda line: line[0], default=(0.0, "", ""))
     if rule == first.rule or gain < (first.gain or 0.0) + LEAST_GAIN:

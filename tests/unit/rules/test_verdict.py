@@ -137,3 +137,5 @@ def test_the_line_that_gains_most_is_told_first():
     )
     assert "one line" not in verdict([few, vague]).text  # it is the first finding's
     assert "one line" not in verdict([slow, vague]).text
+    general = Finding("CPUBottleneck", WARNING, "host", advice=("take out `.item()` and `print`",), gain=0.9)
+    assert "one line" not in verdict([slow, general]).text, "that is no line to write"
