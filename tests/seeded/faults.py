@@ -309,7 +309,7 @@ FAULTS = (
     ),
     Fault(
         "rules",
-        "rules/machine/memory_leak.py",
+        "rules/memory.py",
         "if min(rates) > self.least_bytes and enough",
         "if max(rates) > self.least_bytes and enough",
         "takes the growth of memory at the begin of a run for a leak",
