@@ -1,4 +1,4 @@
-"""`weft doctor`: one line for each thing that was looked at, with the remedy."""
+"""`weft doctor`: whether hosts are fit for a job. One line for each thing that was looked at, with the remedy."""
 
 from __future__ import annotations
 

@@ -1,12 +1,42 @@
-"""`ProfilerConfig` and `FrameworkProfile`: what is to be recorded, how often and in which steps."""
+"""What scripts configure: `DebuggerHookConfig`, `ProfilerConfig` and `FrameworkProfile`, `Rule` and `ProfilerRule`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, NoReturn
 
-from weft.errors import ConfigError
+from weft.compat.debugger.rule_configs import Action, RuleConfig
+from weft.errors import ConfigError, UsageError
 from weft.untrusted import shown
+
+
+@dataclass(frozen=True)
+class CollectionConfig:
+    """A group of tensors: its name, and parameters as texts."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DebuggerHookConfig:
+    """The groups of tensors to save, and where."""
+
+    s3_output_path: str | None = None
+    container_local_output_path: str | None = None
+    hook_parameters: Mapping[str, str] | None = None
+    collection_configs: Sequence[CollectionConfig] = ()
+
+
+@dataclass(frozen=True)
+class TensorBoardOutputConfig:
+    """Where TensorBoard's files are to be."""
+
+    s3_output_path: str
+    container_local_output_path: str | None = None
+
 
 INTERVALS_MS = (100, 200, 500, 1000, 5000, 60000)
 
@@ -174,3 +204,52 @@ class ProfilerConfig:
             raise ConfigError(
                 f"system_monitor_interval_millis is {shown(every)}: write one of {', '.join(map(str, INTERVALS_MS))}"
             )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that is asked for, about tensors in the original.
+
+    Attributes:
+        rule: The original's name of it.
+        parameters: By name.
+        actions: What is to be done when it finds something.
+    """
+
+    rule: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    actions: tuple[Action, ...] = ()
+    collections: tuple[CollectionConfig, ...] = ()
+
+    @classmethod
+    def sagemaker(
+        cls,
+        base_config: RuleConfig,
+        name: str | None = None,
+        rule_parameters: Mapping[str, object] | None = None,
+        collections_to_save: Iterable[CollectionConfig] | None = None,
+        actions: Action | Iterable[Action] | None = None,
+        **places: Any,
+    ) -> Rule:
+        """One of the original's rules; names of outputs (``places``) mean nothing here."""
+        given = dict(rule_parameters or {})
+        if "rule_to_invoke" in given:
+            raise UsageError("rule_parameters has rule_to_invoke: the base_config says which rule it is")
+        return cls(
+            base_config.rule,
+            {**base_config.parameters, **given},
+            (actions,) if isinstance(actions, Action) else tuple(actions or ()),
+            tuple(collections_to_save or ()),
+        )
+
+    @classmethod
+    def custom(cls, name: str, *_: Any, **__: Any) -> NoReturn:
+        """Refused: a rule of one's own is no image here."""
+        raise UsageError(
+            f'the rule "{name}" runs in an image of its own: write it as a class of ten lines, and give it to '
+            "`weft report --rules module:Class`"
+        )
+
+
+class ProfilerRule(Rule):
+    """A rule of the profiler that is asked for."""

@@ -1,4 +1,4 @@
-"""The command: a script is read, and where a function of it is named, its model is run once in this process."""
+"""`weft check`: a script is read, and where a function of it is named, its model is run once in this process."""
 
 from __future__ import annotations
 
