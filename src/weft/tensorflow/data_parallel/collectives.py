@@ -1,17 +1,32 @@
-"""Tensors and gradients over the replicas, as functions that a script calls."""
+"""Functions that a script calls on every replica: ``init``, averages and sums, and values of one replica for all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from weft.errors import UsageError
+from weft.session.current import is_initialized
+from weft.tensorflow import join
 from weft.tensorflow.output import with_values
 from weft.tensorflow.replicas import average
 from weft.tensorflow.session.session import session
+
+
+def init() -> None:
+    """Join the job. Every process calls this first, before TensorFlow computes anything.
+
+    Raises:
+        UsageError: This process is in a job already.
+    """
+    if is_initialized():
+        raise UsageError(
+            "init() called more than once: this process has joined its job, leave the second call out"
+        )
+    join.init()
 
 
 class ReduceOp(Enum):
@@ -158,3 +173,50 @@ def check_gradients(what: str, device_dense: str, device_sparse: str, op: Any) -
 
 def _refuse(what: str, text: str) -> NoReturn:
     raise UsageError(f"{what}: {text}")
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast(tensor: Any, root_rank: int = 0, *, axis: str = "rdp") -> Any:
+    """The tensor of replica ``root_rank`` on all of them; every replica calls it, with one of that shape and type."""
+    return average.broadcast([tensor], root_rank, session(), axis)[0]
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(variables: Iterable[Any], root_rank: int = 0, *, axis: str = "rdp") -> Any:
+    """Give variables the values that they have on replica ``root_rank``; every replica calls it with the same ones.
+
+    Call it when the variables are there, for those of an optimizer after the first batch.
+    """
+    return average.broadcast_variables(list(variables), root_rank, session(), axis)
+
+
+def broadcast_global_variables(root_rank: int = 0, *, axis: str = "rdp") -> Any:
+    """The operation that gives all variables of a graph of TensorFlow 1 their values on replica ``root_rank``.
+
+    Raises:
+        UsageError: There is no such graph.
+    """
+    if tf.executing_eagerly():
+        raise UsageError(
+            "broadcast_global_variables is for graphs of TensorFlow 1: call broadcast_variables(model.variables, "
+            "root_rank=0), and the same with the optimizer's, after the first batch"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank, axis=axis)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """Runs :func:`broadcast_global_variables` when a session of TensorFlow 1 has begun."""
+
+    def __init__(self, root_rank: int = 0, device: str = "", *, axis: str = "rdp") -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._axis = axis
+        self._operation: Any = None
+
+    def begin(self) -> None:
+        """Make the operation, before the graph is closed."""
+        self._operation = broadcast_global_variables(self._root_rank, axis=self._axis)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it."""
+        session.run(self._operation)
