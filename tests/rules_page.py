@@ -13,13 +13,14 @@ from weft.rules import RULES, Rule
 
 PAGE = Path(__file__).parents[1] / "docs" / "rules.md"
 START, END = "<!-- rules:", "<!-- /rules -->"
-ROOMS = {
-    "pipeline": "Models that are split",
-    "replicas": "Ranks that do the same",
-    "data": "The way of the data",
-    "machine": "Processors, GPUs and memory",
-    "training": "The run itself",
+GROUPS = {
+    "Models that are split": ("pipeline",),
+    "Ranks that do the same": ("replicas",),
+    "The way of the data": ("data",),
+    "Processors, GPUs and memory": ("machine", "memory"),
+    "The run itself": ("training", "learning"),
 }
+"""The titles of the page, each with the files of `weft.rules` that have its rules."""
 HEAD = "| rule | question and measure | parameters | says nothing where |"
 _SILENT = re.compile(
     r"self\.(abstain|not_applicable)\(\s*f?(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')", re.DOTALL
@@ -30,11 +31,11 @@ _FIELD = re.compile(r"\{[^{}]*\}")
 
 
 def table() -> str:
-    """A table for each room: what a rule asks, its parameters, what it does, when it says nothing."""
+    """A table for each group: what a rule asks, its parameters, what it does, when it says nothing."""
     lines: list[str] = []
-    for room, title in ROOMS.items():
+    for title, files in GROUPS.items():
         lines += [f"### {title}", "", HEAD, "| --- | --- | --- | --- |"]
-        lines += [row(rule) for rule in RULES if type(rule).__module__.split(".")[2] == room]
+        lines += [row(rule) for rule in RULES if type(rule).__module__.split(".")[-1] in files]
         lines.append("")
     return "\n".join(lines).rstrip()
 

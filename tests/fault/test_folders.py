@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from tests.launching import SOURCE, processes_left, started
-from weft.launch.journal.job_status import read
-from weft.launch.journal.stopping import stop
+from weft.launch.journal.job_status import read, stop
 
 RESTARTING = Path(__file__).parent / "workers" / "restarting.py"
 WAITING = "import time\nimport weft.torch as weft\nweft.init()\nprint('here', flush=True)\ntime.sleep(1000)\n"

@@ -18,8 +18,7 @@ from tests.launching import MARK, SOURCE, Running, processes_left, started
 from tests.long import long, one_day_in, one_in
 from weft.errors import JobError
 from weft.launch import Job
-from weft.launch.journal.job_status import read
-from weft.launch.journal.stopping import stop
+from weft.launch.journal.job_status import read, stop
 from weft.launch.remote.agent import FILE
 
 pytestmark = sshd.needs_sshd

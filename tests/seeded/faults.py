@@ -281,7 +281,7 @@ FAULTS = (
     ),
     Fault(
         "reduce/compression",
-        "reduce/compression/topk.py",
+        "reduce/compression/compressors.py",
         "state.index_add_(0, places, values.to(state.dtype), alpha=-1).nan_to_num_(0.0, 0.0, 0.0)",
         "state.index_add_(0, places, values.to(state.dtype), alpha=-1)",
         "keeps an overflow in the error that is fed back, so that all later gradients are nan",
@@ -309,7 +309,7 @@ FAULTS = (
     ),
     Fault(
         "rules",
-        "rules/machine/memory_leak.py",
+        "rules/memory.py",
         "if min(rates) > self.least_bytes and enough",
         "if max(rates) > self.least_bytes and enough",
         "takes the growth of memory at the begin of a run for a leak",

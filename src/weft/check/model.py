@@ -10,7 +10,7 @@ from weft.check.ranks import differs_in_pipeline
 from weft.check.script import STARTERS, WEFT, Script
 from weft.check.syntax import argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Training
-from weft.rules.replicas.small_batch_norm import SmallBatchNorm
+from weft.rules.replicas import SmallBatchNorm
 
 MOST_VALUES = 20
 """What is assigned more often is not followed."""

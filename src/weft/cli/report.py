@@ -25,8 +25,7 @@ from weft.report.run.document import run_json
 from weft.report.run.page import run_page
 from weft.report.run.report import Report
 from weft.report.run.text import run_text
-from weft.rules.configure import load_rule, rules
-from weft.rules.failing import failing, wanted
+from weft.rules.configure import failing, load_rule, rules, wanted
 from weft.rules.rule import Finding, Rule, Status, judge
 from weft.rules.verdict import verdict
 from weft.terminal_text import visible

@@ -34,7 +34,7 @@ from weft.launch.running.job import Job
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
-from weft.rules.failing import wanted
+from weft.rules.configure import wanted
 from weft.rules.rule import judge
 from weft.rules.table import RULES
 from weft.rules.verdict import verdict

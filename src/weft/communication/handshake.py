@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.communication.messages import Packed, unpack
 from weft.errors import TransportError
 from weft.session.travel import Travel
-from weft.transport.tags import OBJECTS
+from weft.transport.channel import OBJECTS
 from weft.transport.tensor_bytes import to_bytes
 
 SEND, BROADCAST, ALLGATHER, BARRIER, READY, REFUSED = range(6)

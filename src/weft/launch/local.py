@@ -29,18 +29,19 @@ from weft.launch.root_cause import (
     is_failure,
     only_victims,
     signal_name,
+    split_stacks,
+    standing,
     victims_text,
 )
 from weft.launch.running.job import Job, usable_cores
 from weft.launch.running.local_ranks import Here
 from weft.launch.running.restarts import Failed
-from weft.launch.stacks import split_stacks, standing
 from weft.terminal_text import LINES, visible
 from weft.watch import before_init, failed
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
 from weft.watch.files.blocked_ranks import Teller
-from weft.watch.files.file_waits import Outside
+from weft.watch.files.operation import Outside
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
 from weft.watch.process import stack_signal

@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 from weft.errors import PlacementError
-from weft.partition.incremental import Mover
-from weft.partition.placement import Placement
+from weft.partition.placement import Mover, Placement
 
 EVALUATIONS = 10_000
 """How many placements are scored at most."""

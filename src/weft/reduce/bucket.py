@@ -5,7 +5,8 @@
 
 A bucket can leave when its last gradient is there, so gradients that come one after the other belong together. It
 holds one dtype on one device, because it is one flat tensor; a sparse gradient is a bucket of its own. Buckets leave in
-the order of their numbers on every rank, so that ranks agree whatever order gradients arrive in.
+the order of their numbers on every rank, so that ranks agree whatever order gradients arrive in. Where ranks share the
+work of a sum, each has a shard of the flat tensor: equal shards, so that every rank moves as much as any other.
 """
 
 from __future__ import annotations
@@ -57,3 +58,13 @@ def assign(slots: Sequence[Slot], order: Sequence[int], cap_bytes: int) -> list[
     done += [Bucket(tuple(members)) for members, _ in filling.values()]
     place = {number: position for position, number in enumerate(order)}
     return sorted(done, key=lambda bucket: place[bucket.members[-1]])
+
+
+def bounds(numel: int, ranks: int) -> list[tuple[int, int]]:
+    """Where each rank's shard of ``numel`` elements begins and ends; lengths differ by one at most.
+
+    >>> bounds(10, 4)
+    [(0, 2), (2, 5), (5, 7), (7, 10)]
+    """
+    edges = [numel * rank // ranks for rank in range(ranks + 1)]
+    return list(zip(edges, edges[1:], strict=False))

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from weft.reduce.bucket import bounds
 from weft.reduce.collective import Collective, Work
-from weft.reduce.shards import bounds
 
 PIECE_BYTES = 2 << 20
 COMPRESSED_BYTES = 8 << 20

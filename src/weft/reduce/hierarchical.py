@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import ConfigError
-from weft.reduce.exchange import Exchange, GroupExchange, sum_of_own_shard
-from weft.reduce.groups import subgroup
+from weft.reduce.exchange import Exchange, GroupExchange, subgroup, sum_of_own_shard
 from weft.reduce.shared import TIMEOUT, HostMemory, check
 from weft.reduce.worker import Job, Queued, Worker
 

@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import DivergenceError, PeerError, StallError, TransportError, UsageError
+from weft.reduce.bucket import bounds
 from weft.reduce.exchange import gather_rows
-from weft.reduce.shards import bounds
 from weft.reduce.worker import Job, Queued, Worker
 from weft.transport import segment
 from weft.transport.segment import LINE, Segment

@@ -1,7 +1,8 @@
-"""Parameters of rules as users write them, and rules that users add.
+"""What users write about rules: parameters, rules of their own, and which findings end a program.
 
     {"PipelineBubble": {"warn": 0.1}}                a mapping
     ["PipelineBubble_warn=0.1"]                      texts: the rule, `_`, the parameter, `=`, the value
+    --fail-on critical --fail-on StragglerRank       findings with an exit code of their own
 
 Names are read without regard to capitals; a rule's older names (`Rule.aliases`) are known as well. A name that is not
 known is refused with the nearest one that is.
@@ -12,11 +13,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from weft.errors import ConfigError
-from weft.rules.rule import Rule
+from weft.errors import ConfigError, UsageError
+from weft.rules.rule import Finding, Rule, Status
 from weft.rules.table import RULES
 from weft.untrusted import shown, shown_text, translated
 
@@ -143,3 +144,37 @@ def _typed(what: str, value: object, default: object) -> object:
 
 
 _EXPECTED = {bool: "true or false", int: "a whole number from 0 on", float: "a number from 0 on"}
+
+
+LEVELS = {
+    "any": (Status.WARNING, Status.CRITICAL),
+    "warning": (Status.WARNING, Status.CRITICAL),
+    "critical": (Status.CRITICAL,),
+}
+"""Names that stand for all rules, and from which status on."""
+
+
+def wanted(names: Iterable[str], rules: Iterable[Rule]) -> list[str]:
+    """The names as rules and levels have them; capitals and names of older tools do not matter.
+
+    Raises:
+        UsageError: There is no such rule; the message names the nearest one.
+    """
+    known = {name.lower(): rule.name for rule in rules for name in (rule.name, *rule.aliases)}
+    known |= {level: level for level in LEVELS}
+    found = []
+    for name in names:
+        if name.lower() not in known:
+            hint = nearest(name, known.values()) or "write warning, critical, or the name of a rule"
+            raise UsageError(f'--fail-on "{shown_text(name)}": there is no such rule; {hint}')
+        found.append(known[name.lower()])
+    return found
+
+
+def failing(findings: Iterable[Finding], names: Sequence[str]) -> list[Finding]:
+    """The findings that `names`, as `wanted` gives them, ask for: of a rule that is named those from a warning on."""
+    return [each for each in findings if any(_matches(each, name) for name in names)]
+
+
+def _matches(finding: Finding, name: str) -> bool:
+    return finding.status in LEVELS.get(name, LEVELS["any"]) and name in (finding.rule, *LEVELS)

@@ -1,16 +1,19 @@
-"""Measures of a run that several rules use."""
+"""Measures of a run that several rules use, and hosts one by one."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from weft.analysis.analysis import LEAVE_OUT, Analysis
 from weft.analysis.parts import Parts
 from weft.analysis.run import Device, Sample, Step
+from weft.rules.rule import Finding, Rule, Status
 from weft.schedule import CHUNKS, make
 from weft.simulate import StageCost, simulate
 from weft.timeline import WORK
@@ -250,3 +253,39 @@ def mean(values: Iterable[float]) -> float:
     """The mean; 0 of nothing."""
     found = list(values)
     return statistics.fmean(found) if found else 0.0
+
+
+class Host(NamedTuple):
+    """A host with its measures while the job trained, by time, and the ranks that it runs."""
+
+    name: str
+    samples: list[Sample]
+    ranks: tuple[int, ...]
+
+
+WORST_FIRST = (
+    Status.CRITICAL, Status.WARNING, Status.INFO, Status.PASS, Status.NOT_ENOUGH_DATA, Status.NOT_APPLICABLE,
+)  # fmt: skip
+
+
+def hosts(analysis: Analysis) -> list[Host]:
+    """Those that were measured and run ranks; a single one runs all, whatever they are called."""
+    measured = while_training(analysis)
+    found = [
+        Host(name, own, tuple(rank for rank in analysis.ranks if analysis.facts(rank).host == name))
+        for name, own in measured.items()
+    ]
+    if len(found) == 1:
+        found = [found[0]._replace(ranks=analysis.ranks)]
+    return [host for host in found if host.ranks]
+
+
+def worst(rule: Rule, analysis: Analysis, judge: Callable[[Host], Finding]) -> Finding:
+    """The finding of a rule on the host with the worst one; of several that with the largest gain, which is named."""
+    every = hosts(analysis)
+    found = [(judge(host), host) for host in every]
+    if not found:
+        return rule.abstain("no host was measured")
+    finding, host = min(found, key=lambda each: (WORST_FIRST.index(each[0].status), -(each[0].gain or 0.0)))
+    named = len(every) > 1 and finding.text
+    return replace(finding, text=f"{finding.text}, on {host.name}") if named else finding

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft.errors import UsageError
-from weft.profiler.live.following import Follower
-from weft.profiler.live.judged import Judged
+from weft.profiler.live.following import Follower, Judged
 from weft.rules.rule import FOUND, Finding, Status
 from weft.session import current
 from weft.untrusted import shown

@@ -12,7 +12,7 @@ import tensorflow as tf
 from weft.errors import UsageError
 from weft.tensorflow.output import is_gradient
 from weft.tensorflow.session.session import Session, present, session
-from weft.tensorflow.session.sums import sum_over
+from weft.tensorflow.session.wire import sum_over
 from weft.tensorflow.trace import capture
 
 

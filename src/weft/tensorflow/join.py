@@ -31,7 +31,7 @@ from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
 from weft.tensorflow.session.observed import observe
 from weft.tensorflow.session.session import Session, present, session
-from weft.tensorflow.session.travel import TRAVEL
+from weft.tensorflow.session.wire import TRAVEL
 from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh
 from weft.transport.groups import make_groups

@@ -13,7 +13,7 @@ from weft.tensorflow import private
 from weft.tensorflow.clip import clip_by_global_norm
 from weft.tensorflow.output import variable_of_gradient
 from weft.tensorflow.session.session import Session, present
-from weft.tensorflow.session.sums import sum_over
+from weft.tensorflow.session.wire import sum_over
 from weft.tensorflow.trace import capture
 
 _watched: set[type] = set()

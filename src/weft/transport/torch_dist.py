@@ -33,11 +33,9 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import PeerError, TransportError
-from weft.transport.channel import ABORT, Key, Mailbox, Message
-from weft.transport.payloads import Payloads
-from weft.transport.posted import Posted
+from weft.transport.channel import ABORT, AHEAD, ASKED, HEADERS, Key, Mailbox, Message
+from weft.transport.payloads import Payloads, Posted
 from weft.transport.rings import Rings
-from weft.transport.tags import AHEAD, ASKED, HEADERS
 from weft.transport.tensor_bytes import bytes_tensor, dense, flat, to_bytes
 
 HEADER_BYTES = 512

@@ -17,8 +17,7 @@ from typing import Any
 
 from weft.terminal_text import visible
 from weft.watch.failure import Failure
-from weft.watch.files.file_waits import IDLE_S, Look
-from weft.watch.files.operation import find
+from weft.watch.files.operation import IDLE_S, Look, find
 from weft.watch.heartbeat import Page, Sign, Slot, State
 from weft.watch.job_header import Course
 from weft.watch.judge import Judge, Verdict, leaving_text

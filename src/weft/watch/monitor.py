@@ -29,7 +29,7 @@ from weft.watch.before_init import report as report_early
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.failure import Failure, chain, root_cause
 from weft.watch.files.blocked_ranks import Teller
-from weft.watch.files.file_waits import Look
+from weft.watch.files.operation import Look
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
 from weft.watch.process import answer_with_stacks, die_with_parent, exit_now, handled_in

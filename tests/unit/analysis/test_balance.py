@@ -14,7 +14,7 @@ from tests.unit.report.run.reports import report
 from weft.analysis.analysis import Analysis
 from weft.analysis.run import Unit
 from weft.report.run import step_tables
-from weft.rules.pipeline.last_partition_heavy import LastPartitionHeavy
+from weft.rules.pipeline import LastPartitionHeavy
 from weft.rules.rule import judge
 from weft.timeline import WORK
 

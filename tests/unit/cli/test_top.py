@@ -20,7 +20,7 @@ from weft.cli.live.top import Row, plain, rows, worst
 from weft.cli.main import main
 from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
-from weft.profiler.live.judged import Judged
+from weft.profiler.live.following import Judged
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import END, line_of
 from weft.rules.rule import Rule, Status

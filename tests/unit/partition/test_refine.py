@@ -12,7 +12,7 @@ from tests.unit.partition.oracle import legal, problems
 from weft.errors import PlacementError
 from weft.graph import Graph, Unit
 from weft.partition import Device, Placement, Problem, place, refine
-from weft.partition.incremental import Mover
+from weft.partition.placement import Mover
 
 
 def weighted(placement):

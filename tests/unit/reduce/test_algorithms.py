@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import ConfigError, TransportError, UsageError
+from weft.reduce.bucket import bounds
 from weft.reduce.choice import BySize, choose, hosts_of
 from weft.reduce.collective import Collective, Direct
 from weft.reduce.exchange import Exchange, GroupExchange, exchange
 from weft.reduce.hierarchical import grid
-from weft.reduce.shards import bounds
 from weft.reduce.shared import SharedMemory
 from weft.reduce.worker import Worker
 from weft.transport.segment import Segment

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from weft.errors import ConfigError, UsageError
 from weft.reduce.collective import Direct
 from weft.reduce.compression import NAMES, make
-from weft.reduce.compression.topk import topk
+from weft.reduce.compression.compressors import topk
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.recordings import Recorded
 from tests.unit.rules.cases import Case, ask, check
 from weft.analysis.run import Unit
-from weft.rules.replicas.load_balancing import distance
+from weft.rules.replicas import distance
 from weft.rules.rule import Status
 
 ONE = Recorded(partitions=2, microbatches=16)

@@ -11,7 +11,7 @@ import weft.torch as weft
 from tests.recordings import Recorded
 from tests.unit.cli.test_top import write
 from weft.errors import UsageError
-from weft.profiler.live.judged import Judged
+from weft.profiler.live.following import Judged
 from weft.rules.rule import Finding, Rule, Status
 from weft.session.findings import Teller
 
@@ -79,7 +79,7 @@ def test_without_a_recording_there_is_nothing_to_judge():
 def test_in_a_job(tmp_path, monkeypatch):
     import torch
 
-    monkeypatch.setattr("weft.profiler.live.judged.RULES", [Says(MILD)])
+    monkeypatch.setattr("weft.profiler.live.following.RULES", [Says(MILD)])
     monkeypatch.setattr(Says, "least_steps", 1)
     found: list[Finding] = []
     weft.init({"record": str(tmp_path / "out")})

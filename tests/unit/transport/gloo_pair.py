@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from weft.errors import PeerError
 from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
-from weft.transport.posted import POSTED_BYTES
+from weft.transport.payloads import POSTED_BYTES
 from weft.transport.rings import RING_BYTES, Rings
 from weft.transport.torch_dist import DTYPES, INLINE_BYTES, TorchChannel
 

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import TransportError
-from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
-from weft.transport.payloads import Payloads
-from weft.transport.posted import POSTED_BYTES, Posted
-from weft.transport.tags import AHEAD, ASKED
+from weft.transport.channel import AHEAD, ALIGNMENT, ASKED, TELL, VALUE, Key, Message
+from weft.transport.payloads import POSTED_BYTES, Payloads, Posted
 from weft.transport.tensor_bytes import dense, flat
 from weft.transport.torch_dist import (
     DIMS,

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 from weft.cli.jobs.status import add_folder
 from weft.cli.machine import count
 from weft.errors import LaunchError
-from weft.launch.journal.files import attempts, log_file, log_files, reader
 from weft.launch.journal.job_status import Told, launcher_of, read
+from weft.launch.journal.journal import attempts, log_file, log_files, reader
 from weft.terminal_text import LINES, visible
 from weft.untrusted import shown_path, translated
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.cli.jobs.status import add_folder
 from weft.cli.machine import count
-from weft.launch.journal.stopping import SAVE_S, stop
+from weft.launch.journal.job_status import SAVE_S, stop
 
 
 def add_parser(commands: Any) -> None:

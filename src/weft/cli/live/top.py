@@ -15,8 +15,7 @@ from weft.analysis.messages import waits
 from weft.analysis.run import Run, Step
 from weft.errors import UsageError
 from weft.launch.journal.job_status import now_s
-from weft.profiler.live.following import Follower
-from weft.profiler.live.judged import Judged
+from weft.profiler.live.following import Follower, Judged
 from weft.report.text import table
 from weft.rules.rule import Finding, Status
 from weft.terminal_text import visible

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 from weft.compat.debugger import rule_configs
 from weft.compat.debugger.asked import Asked, understand
-from weft.compat.debugger.hook import CollectionConfig, DebuggerHookConfig, TensorBoardOutputConfig
-from weft.compat.debugger.job import read_job
-from weft.compat.debugger.profiler import (
+from weft.compat.debugger.configs import (
+    CollectionConfig,
     DataloaderProfilingConfig,
+    DebuggerHookConfig,
     DetailedProfilingConfig,
     FrameworkProfile,
     HorovodProfilingConfig,
     ProfilerConfig,
+    ProfilerRule,
     PythonProfiler,
     PythonProfilingConfig,
+    Rule,
     SMDataParallelProfilingConfig,
+    TensorBoardOutputConfig,
     cProfileTimer,
 )
-from weft.compat.debugger.rule import ProfilerRule, Rule
+from weft.compat.debugger.job import read_job
 
 __all__ = [
     "Asked", "CollectionConfig", "DataloaderProfilingConfig", "DebuggerHookConfig", "DetailedProfilingConfig",

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weft.compat.debugger.hook import DebuggerHookConfig
-from weft.compat.debugger.profiler import FrameworkProfile, MetricsConfig, ProfilerConfig
-from weft.compat.debugger.rule import Rule
+from weft.compat.debugger.configs import (
+    DebuggerHookConfig,
+    FrameworkProfile,
+    MetricsConfig,
+    ProfilerConfig,
+    Rule,
+)
 from weft.errors import ConfigError
 from weft.rules import RULES, rules
 from weft.rules import Rule as WeftRule

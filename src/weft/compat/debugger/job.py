@@ -1,26 +1,57 @@
-"""The description of a training job (CreateTrainingJob), as JSON: what it asks weft for."""
+"""The description of a training job (CreateTrainingJob), as JSON: what it asks weft for.
+
+People write it by hand, with comments, and commas before a closing bracket.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from weft.compat.debugger.asked import Asked, understand
-from weft.compat.debugger.hook import CollectionConfig, DebuggerHookConfig
-from weft.compat.debugger.plain_json import read
-from weft.compat.debugger.profiler import (
+from weft.compat.debugger.configs import (
+    CollectionConfig,
     DataloaderProfilingConfig,
+    DebuggerHookConfig,
     DetailedProfilingConfig,
     FrameworkProfile,
     HorovodProfilingConfig,
     ProfilerConfig,
+    ProfilerRule,
     PythonProfilingConfig,
+    Rule,
     SMDataParallelProfilingConfig,
 )
-from weft.compat.debugger.rule import ProfilerRule, Rule
-from weft.errors import ConfigError
+from weft.errors import ConfigError, FormatError
 from weft.rules.configure import nearest
-from weft.untrusted import LARGEST, shown, shown_text, whole
+from weft.untrusted import LARGEST, parse_json, shown, shown_text, whole
+
+MOST_CHARACTERS = 1 << 20
+"""No description of a job is longer."""
+
+_STRING = r'"(?:[^"\\]|\\.?)*(?:"|\Z)'
+_COMMENTS = re.compile(rf"({_STRING})|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_COMMAS = re.compile(rf"({_STRING})|,(?=\s*[}}\]])", re.DOTALL)
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text that may have comments (`//`, `#`, `/* */`) and commas before `}` and `]`.
+
+    Nothing in it is run.
+
+    >>> read('{"a": [1, 2,], // two\\n "b": "# none",}')
+    {'a': [1, 2], 'b': '# none'}
+
+    Raises:
+        FormatError: It is no JSON besides.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise FormatError(f"the text has more than {MOST_CHARACTERS} characters: is it the right file?")
+    for pattern in (_COMMENTS, _COMMAS):
+        text = pattern.sub(lambda match: match[1] or "", text)
+    return parse_json(text)
+
 
 KINDS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "DetailedProfilingConfig": ("detailed_profiling_config", DetailedProfilingConfig),
@@ -52,7 +83,7 @@ def read_job(text: str) -> Asked:
         FormatError: It is no JSON.
         ConfigError: A value in it is not what it should be; the error names its place.
     """
-    job = _mapping(read(text), "the job")
+    job = _mapping(read_json(text), "the job")
     asked = [
         *_rules(job, "DebugRuleConfigurations", Rule),
         *_rules(job, "ProfilerRuleConfigurations", ProfilerRule),
@@ -89,7 +120,7 @@ def _profile(parameters: Mapping[str, Any]) -> FrameworkProfile:
     for key, (name, kind) in KINDS.items():
         if key in parameters:
             text = parameters[key]
-            inner = _mapping(read(text) if isinstance(text, str) else text, key)
+            inner = _mapping(read_json(text) if isinstance(text, str) else text, key)
             configs[name] = kind(**_range(inner, key, BESIDE))
     return FrameworkProfile(_text(parameters.get("LocalPath") or "", "LocalPath"), **configs)
 

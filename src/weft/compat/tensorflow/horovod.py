@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from weft.compat.tensorflow.session import state
+from weft.compat.tensorflow.interface import state
 from weft.errors import UsageError
 from weft.session.current import is_initialized
 from weft.session.ranks import local_rank, local_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.compat.tensorflow.session import init, state
+from weft.compat.state import State
 from weft.tensorflow import (
     CommGroup,
     RankType,
@@ -22,6 +22,7 @@ from weft.tensorflow import (
     get_tp_group,
     is_initialized,
     is_tracing,
+    join,
     local_rank,
     local_size,
     mp_barrier,
@@ -43,6 +44,10 @@ from weft.tensorflow import (
     tp_size,
 )
 from weft.tensorflow import DistributedModel as WeftModel
+
+state = State(join)
+init = state.init
+
 
 WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
 WORLD_RANK, MP_RANK, DP_RANK, TP_RANK, PP_RANK, RDP_RANK = RankType

@@ -5,5 +5,5 @@
     failure.json       the newest failure: who is to blame, and what all ranks said
     attempt-N/         what each rank wrote, rank-R.log; N counts the starts in this folder, restarts included
 
-files (the names) -> journal (writing) -> told (reading) -> stopping (signals to the launcher)
+journal (the names, and writing) -> job_status (reading, and signals to the launcher)
 """

@@ -16,8 +16,7 @@ from pathlib import Path
 from weft.errors import LaunchError
 from weft.launch.environ import ATTEMPT
 from weft.launch.journal.failure_report import failure
-from weft.launch.journal.files import attempt_folder, attempts
-from weft.launch.journal.journal import Journal
+from weft.launch.journal.journal import Journal, attempt_folder, attempts
 from weft.untrusted import whole
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import FormatError
-from weft.launch.journal.files import reader
+from weft.launch.journal.journal import reader
 from weft.terminal_text import LINES, visible
 from weft.untrusted import MOST_RANKS, parse_json
 from weft.watch.statement import Statement, path_of

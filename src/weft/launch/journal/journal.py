@@ -1,24 +1,89 @@
-"""The writing side of a job's folder: one launcher at a time, which holds the lock of the events."""
+"""The writing side of a job's folder: one launcher at a time, which holds the lock of the events.
+
+A folder may have come from elsewhere, so no link in it is followed.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from weft.errors import LaunchError
-from weft.launch.journal.files import EVENTS, FAILURE, RUN, attempt_folder, attempts, log_file, opened
 from weft.profiler.clock import clock_offset_s
-from weft.untrusted import reason, shown_path
+from weft.untrusted import reason, shown_path, whole
 from weft.watch.files.blocked_ranks import Teller
 from weft.watch.process import began, boot, host_name
 from weft.watch.progress_file import Pace, write
+
+RUN, EVENTS, FAILURE = "run.json", "events.jsonl", "failure.json"
+_ATTEMPT = re.compile(r"attempt-([0-9]{1,9})")
+
+
+def attempt_folder(folder: Path, number: int) -> Path:
+    """Where the logs of one start are."""
+    return folder / f"attempt-{number}"
+
+
+def log_file(folder: Path, attempt: int, rank: int) -> Path:
+    """The file with a rank's output after one start."""
+    return attempt_folder(folder, attempt) / f"rank-{rank}.log"
+
+
+def log_files(folder: Path, attempt: int, rank: int) -> list[Path]:
+    """The files with what a rank wrote: one of weft's or Slurm's; of other engines its output, and then its errors.
+
+    attempt-0/rank-3.log                            weft, Slurm
+    attempt-0/rank.3/stdout, stderr                 Open MPI, which writes rank.03 if there are more than ten
+    attempt-0/none_x1y2/attempt_1/3/stdout.log      torchrun; the newest of its own attempts counts
+    """
+    place = attempt_folder(folder, attempt)
+    by_mpirun = [path for form in ("rank.*", "*/rank.*") for path in place.glob(form)]
+    for path in by_mpirun:
+        if whole(path.suffix[1:]) == rank:
+            return [path / "stdout", path / "stderr"]
+    by_torchrun = [path for path in place.glob(f"*/attempt_*/{rank}") if _torchrun_attempt(path) >= 0]
+    if by_torchrun:
+        newest = max(by_torchrun, key=_torchrun_attempt)
+        return [newest / "stdout.log", newest / "stderr.log"]
+    return [log_file(folder, attempt, rank)]
+
+
+def _torchrun_attempt(path: Path) -> int:
+    number = whole(path.parent.name.removeprefix("attempt_"))
+    return -1 if number is None else number
+
+
+def attempts(folder: Path) -> list[int]:
+    """The numbers of the starts whose logs are there, the oldest first."""
+    found = (_ATTEMPT.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A regular file, which no link leads to; nothing is waited for.
+
+    Raises:
+        OSError: It is something else, or is not there.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no regular file", str(path))
+    return descriptor
+
+
+def reader(path: Path) -> BinaryIO:
+    """The same, to read bytes from."""
+    return os.fdopen(opened(path), "rb")
 
 
 class Journal:

@@ -30,7 +30,7 @@ from weft.launch.remote.mirror import Mirror
 from weft.launch.remote.wire import MARK, PING_S, SILENT_S, Incoming, Message, Outgoing
 from weft.launch.running.job import usable_cores
 from weft.launch.running.local_ranks import Here
-from weft.watch.files.file_waits import Outside
+from weft.watch.files.operation import Outside
 from weft.watch.heartbeat import Page
 from weft.watch.process import host_name
 

@@ -14,7 +14,7 @@ from weft.errors import LaunchError
 from weft.launch.discovery import SHARED_FD
 from weft.launch.guard import MARK, Guard
 from weft.launch.running.job import Process
-from weft.watch.files.file_waits import Outside
+from weft.watch.files.operation import Outside
 from weft.watch.judge import Verdict
 from weft.watch.process import die_with_parent, host_name, is_stopped
 

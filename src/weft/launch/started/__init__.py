@@ -1,4 +1,4 @@
 """A job that Python started: the command that starts it, and what one can do with it then.
 
-command (a job as `weft run` with its options) -> handle (its process, or Slurm's job)
+start (by `weft run` with the job's options, or by an engine) -> handle (its process, or Slurm's job)
 """

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from weft.errors import JobError, LaunchError, WeftError
 from weft.launch.engines.described import Described
-from weft.launch.journal.files import log_files, reader
-from weft.launch.journal.job_status import Told, read
-from weft.launch.journal.stopping import END_S, SAVE_S
+from weft.launch.journal.job_status import END_S, SAVE_S, Told, read
+from weft.launch.journal.journal import log_files, reader
 from weft.untrusted import shown_path, translated
 
 WITH_LOGS = ("local", "ssh", "torchrun", "mpirun", "slurm")

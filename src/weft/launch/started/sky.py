@@ -13,8 +13,8 @@ from pathlib import Path
 from weft.errors import JobError, LaunchError
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Plan
-from weft.launch.journal.files import reader
-from weft.launch.journal.stopping import END_S
+from weft.launch.journal.job_status import END_S
+from weft.launch.journal.journal import reader
 from weft.launch.started.handle import ProcessHandle
 from weft.launch.started.pods import headline, of_rank
 from weft.untrusted import shown_path, translated

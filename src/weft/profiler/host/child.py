@@ -20,8 +20,7 @@ from pathlib import Path
 from weft.errors import WeftError
 from weft.profiler.clock import Clock
 from weft.profiler.facts import SUFFIX, read_facts
-from weft.profiler.host.gpus import Gpus
-from weft.profiler.host.sampler import Sampler
+from weft.profiler.host.sampler import Gpus, Sampler
 from weft.profiler.samples import line_of, open_samples
 from weft.untrusted import shown_path
 from weft.watch.process import host_name

@@ -4,19 +4,22 @@
     rank<N>.steps.jsonl    a line a step (`weft.profiler.steps`); where there is none, steps come from spans
     rank<N>.facts.json     what a rank is (`weft.profiler.facts`)
 
-Only the last steps are kept. A file that is replaced by a shorter or another one, as by a new job, is begun anew.
+Only the last steps are kept. A file that is replaced by a shorter or another one, as by a new job, is begun anew. Now
+and then the rules are asked about what is there.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weft.analysis.analysis import Analysis
 from weft.analysis.run import Facts, Run, Step
 from weft.errors import FormatError
 from weft.profiler.facts import read_facts
@@ -24,6 +27,9 @@ from weft.profiler.format import HEADER_BYTES, RECORD, Header
 from weft.profiler.host import clocks
 from weft.profiler.spans import span_of
 from weft.profiler.steps import step_of
+from weft.rules.rule import FOUND, Finding, Rule, judge
+from weft.rules.table import RULES
+from weft.rules.verdict import verdict
 from weft.timeline import LATEST_S, WORK, Span, Timeline
 from weft.untrusted import MOST_RANKS, parse_json, regular
 from weft.watch.process import host_name, is_alive
@@ -212,3 +218,35 @@ def _steps(spans: deque[Span]) -> list[Step]:
         for number, own in sorted(found.items())
         if "begin" in own
     ]  # fmt: skip
+
+
+JUDGE_S = 5.0
+
+
+class Judged:
+    """The latest findings of the rules.
+
+    Args:
+        rules: Those to ask; all that weft has if not given.
+        every_s: Seconds after which they are asked again.
+        clock: Seconds, from any start.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] | None = None,
+        every_s: float = JUDGE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules, self._every_s, self._clock = RULES if rules is None else rules, every_s, clock
+        self._next = float("-inf")
+        self._found: list[Finding] = []
+
+    def of(self, run: Run) -> list[Finding]:
+        """The findings on the last steps: causes in the order of the verdict, then their consequences."""
+        if self._clock() >= self._next and run.timeline.spans:
+            told = verdict(judge(self._rules, Analysis(run)), self._rules).findings
+            found = [each for each in told if each.status in FOUND]
+            self._found = sorted(found, key=lambda each: bool(each.explained_by))
+            self._next = self._clock() + self._every_s
+        return self._found

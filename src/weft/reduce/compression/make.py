@@ -8,11 +8,8 @@ from typing import NamedTuple
 import torch
 
 from weft.errors import ConfigError
-from weft.reduce.compression.cast import cast
-from weft.reduce.compression.int8 import int8
+from weft.reduce.compression.compressors import cast, int8, powersgd, topk
 from weft.reduce.compression.pair import Compression, between_hosts, chain
-from weft.reduce.compression.powersgd import powersgd
-from weft.reduce.compression.topk import topk
 
 
 class _Option(NamedTuple):

@@ -11,17 +11,24 @@
 The names are those of ``smdistributed.dataparallel.tensorflow``. Where a model is split, its copies are the replicas.
 """
 
+from weft.session.ranks import local_rank, local_size
+from weft.session.ranks import rdp_rank as rank
+from weft.session.ranks import rdp_size as size
 from weft.tensorflow.data_parallel import keras as keras
-from weft.tensorflow.data_parallel.optimizer import DistributedOptimizer
-from weft.tensorflow.data_parallel.ranks import init, local_rank, local_size, rank, shutdown, size
-from weft.tensorflow.data_parallel.reduction import Compression, ReduceOp, allreduce, oob_allreduce, overlap
-from weft.tensorflow.data_parallel.tape import DistributedGradientTape
-from weft.tensorflow.data_parallel.variables import (
+from weft.tensorflow.data_parallel.collectives import (
     BroadcastGlobalVariablesHook,
+    Compression,
+    ReduceOp,
+    allreduce,
     broadcast,
     broadcast_global_variables,
     broadcast_variables,
+    init,
+    oob_allreduce,
+    overlap,
 )
+from weft.tensorflow.data_parallel.gradients import DistributedGradientTape, DistributedOptimizer
+from weft.tensorflow.join import shutdown
 
 __all__ = [
     "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape", "DistributedOptimizer", "ReduceOp",

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from weft.tensorflow.data_parallel.reduction import oob_allreduce
-from weft.tensorflow.data_parallel.variables import broadcast_variables
+from weft.tensorflow.data_parallel.collectives import broadcast_variables, oob_allreduce
 
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):

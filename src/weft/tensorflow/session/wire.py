@@ -2,16 +2,23 @@
 
 See ``docs/design/messages.md``. TensorFlow ends the process when memory that it takes over
 is not aligned to 64 bytes; what arrives by a channel is (``weft.transport.channel.ALIGNMENT``), and is looked at here.
+Objects that go to other ranks have tensors of TensorFlow on both sides. Norms and flags are small sums over ranks.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 import torch
+import torch.distributed as dist
 
+from weft.communication.serialise import MAX_DEPTH
 from weft.errors import TransportError
+from weft.session.travel import Travel
+from weft.tensorflow.session.session import Session
 from weft.transport.channel import ALIGNMENT
 
 BYTES = {tf.bool: torch.bool}
@@ -50,3 +57,68 @@ def from_torch(tensor: torch.Tensor) -> Any:
     if tensor.numel() and tensor.data_ptr() % ALIGNMENT:
         tensor = tensor.clone()
     return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
+
+
+def outgoing(value: Any) -> Any:
+    """The object with tensors of torch in place of tensors and variables of TensorFlow and Keras.
+
+    What no message can hold stays as it is: whoever writes the message says where it lies.
+    """
+    return _mapped(value, lambda leaf: to_torch(tf.convert_to_tensor(leaf)) if _is_tensor(leaf) else leaf)
+
+
+def incoming(value: Any) -> Any:
+    """The object with tensors of TensorFlow in place of those of torch."""
+    return _mapped(value, lambda leaf: from_torch(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any], above: frozenset[int] = frozenset()) -> Any:
+    """The object with other leaves. ``tf.nest`` would sort keys, which may be of types that have no order."""
+    if len(above) > MAX_DEPTH or id(value) in above:
+        return value
+    inside = above | {id(value)}
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _mapped(item, change, inside)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, change, inside) for item in value)
+    return change(value)
+
+
+def _in_graph() -> bool:
+    return not tf.executing_eagerly()
+
+
+def _is_tensor(leaf: Any) -> bool:
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)):
+        return False
+    return tf.is_tensor(leaf) or isinstance(leaf, tf.Variable) or hasattr(leaf, "__tf_tensor__")
+
+
+TRAVEL = Travel(
+    _in_graph,
+    "while a graph is traced: call it outside of weft.step and tf.function",
+    outgoing=outgoing,
+    incoming=incoming,
+)
+"""What the session of a TensorFlow process has."""
+
+
+def sum_over(session: Session, axis: str, numbers: Any, what: str) -> Any:
+    """The sum of the ranks' numbers (float64 or float32, [n]) along an axis, on each of them.
+
+    Every rank of the axis calls this in the same order. ``what``: what this is for, as reports of waits have it.
+    """
+    if len(session.peers(axis)) == 1:
+        return numbers
+
+    def add_up(given: Any) -> Any:
+        with session.guarded(), session.doing(what):
+            total = to_torch(given).to(torch.float64).clone()
+            dist.all_reduce(total, group=session.group(axis))
+            return tf.constant(total.tolist(), given.dtype)
+
+    if tf.executing_eagerly():
+        return add_up(numbers)
+    found = tf.py_function(add_up, [numbers], numbers.dtype)
+    found.set_shape(numbers.shape)
+    return found

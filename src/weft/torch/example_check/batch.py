@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from weft.check.finding import Finding, Grade
-from weft.rules.replicas.small_batch_norm import SmallBatchNorm
+from weft.rules.replicas import SmallBatchNorm
 from weft.torch.example_graph import Example
 from weft.torch.tensors.nested import tensors_in
 from weft.untrusted import listed

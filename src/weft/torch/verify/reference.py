@@ -33,7 +33,7 @@ from weft.torch.trace.kept_state import Kept, copy_argument, homes_of
 from weft.torch.trace.side_effects import ParameterWrites, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
-from weft.transport.tags import BORROWED
+from weft.transport.channel import BORROWED
 
 log = logging.getLogger("weft")
 

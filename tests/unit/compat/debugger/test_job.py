@@ -7,7 +7,7 @@ import re
 import pytest
 
 from weft.compat.debugger import read_job
-from weft.compat.debugger.plain_json import MOST_CHARACTERS, read
+from weft.compat.debugger.job import MOST_CHARACTERS, read_json
 from weft.errors import ConfigError, FormatError
 from weft.rules import rules
 
@@ -101,7 +101,7 @@ def test_what_is_refused(text: str, message: str):
     ],
 )
 def test_comments_and_commas(text: str, value: object):
-    assert read(text) == value
+    assert read_json(text) == value
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_comments_and_commas(text: str, value: object):
 )
 def test_what_is_no_json(text: str):
     with pytest.raises(FormatError):
-        read(text)
+        read_json(text)
 
 
 def test_a_text_that_is_too_long():
     with pytest.raises(FormatError, match="is it the right file"):
-        read(" " * (MOST_CHARACTERS + 1))
+        read_json(" " * (MOST_CHARACTERS + 1))

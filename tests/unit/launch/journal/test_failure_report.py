@@ -18,10 +18,8 @@ from weft.launch.engines.described import Described
 from weft.launch.engines.mpirun import plan
 from weft.launch.journal.batch import main
 from weft.launch.journal.failure_report import failure, statements
-from weft.launch.journal.files import log_files
-from weft.launch.journal.job_status import read
-from weft.launch.journal.journal import Journal
-from weft.launch.journal.stopping import stop
+from weft.launch.journal.job_status import read, stop
+from weft.launch.journal.journal import Journal, log_files
 from weft.launch.rank import FILE
 from weft.watch.progress_file import Pace
 from weft.watch.statement import FOLDER, Statement, path_of, reach

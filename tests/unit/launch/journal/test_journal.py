@@ -14,10 +14,9 @@ import pytest
 
 from weft.cli.main import main
 from weft.errors import FormatError, LaunchError
-from weft.launch.journal import stopping
-from weft.launch.journal.job_status import read
+from weft.launch.journal import job_status
+from weft.launch.journal.job_status import read, stop
 from weft.launch.journal.journal import Journal
-from weft.launch.journal.stopping import stop
 from weft.watch.process import began, boot
 
 RUN = {"engine": "local", "script": "train.py", "ranks": 2}
@@ -106,7 +105,7 @@ def test_only_the_launcher_of_this_folder_is_signalled(folder: Path, change: dic
 
 
 def test_a_launcher_that_does_not_listen_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stopping, "END_S", 1.0)
+    monkeypatch.setattr(job_status, "END_S", 1.0)
     deaf = (
         "import pathlib, signal, sys, time\nfrom weft.launch.journal.journal import Journal\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\njournal = Journal(pathlib.Path(sys.argv[1]), {})\n"

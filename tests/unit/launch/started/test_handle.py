@@ -22,8 +22,8 @@ from weft.cli.main import main
 from weft.errors import JobError, LaunchError
 from weft.launch import Job
 from weft.launch.journal.job_status import read
-from weft.launch.started.command import command
 from weft.launch.started.handle import Handle
+from weft.launch.started.start import command
 
 JOBS = [
     Job("train.py", ["--lr", "0.1", "-n", "3", "a b"], ranks_per_host=2, settings={"partitions": 2}),

@@ -18,9 +18,8 @@ from weft.profiler.clock import Clock
 from weft.profiler.facts import write_facts
 from weft.profiler.host import child
 from weft.profiler.host.child import LocalRanks, start_sampler
-from weft.profiler.host.gpus import Gpus
 from weft.profiler.host.linux import Core, Load, Stat, Threads, started_by
-from weft.profiler.host.sampler import REST_S, SCAN_S, SCAN_SHARE, Sampler
+from weft.profiler.host.sampler import REST_S, SCAN_S, SCAN_SHARE, Gpus, Sampler
 from weft.profiler.samples import read_samples
 
 

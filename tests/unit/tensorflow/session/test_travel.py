@@ -13,7 +13,7 @@ import torch  # noqa: E402
 
 from weft.communication.messages import pack, unpack  # noqa: E402
 from weft.errors import TransportError  # noqa: E402
-from weft.tensorflow.session.travel import incoming, outgoing  # noqa: E402
+from weft.tensorflow.session.wire import incoming, outgoing  # noqa: E402
 
 
 def there_and_back(value: Any) -> Any:

@@ -1,1 +1,0 @@
-"""Rules about the way of the data: loaders, preprocessing, storage."""

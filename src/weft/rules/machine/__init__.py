@@ -1,1 +1,0 @@
-"""Rules about processors, GPUs and memory."""

@@ -1,1 +1,0 @@
-"""Rules about a model that is split: bubbles, uneven partitions, messages, microbatches."""
