@@ -183,6 +183,7 @@ class EvaluationShare(Rule):
                 else "evaluate on fewer batches",
                 "larger batches for evaluation: without a backward pass they need less memory",
             ],
+            gain=share - self.good,
             ranks=[rank],
         )
 
