@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from weft.plan.measured.planned import Planned
 from weft.timeline import Timeline
+
+if TYPE_CHECKING:
+    from weft.plan.measured.planned import Planned
 
 
 @dataclass(frozen=True)

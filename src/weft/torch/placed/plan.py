@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from weft.graph.model import Unit
-from weft.partition.cost import memory_bytes
 from weft.report.placement import ModelPlacement
 from weft.report.text import PlacementRow
 from weft.torch.context_parallel import Sequences
@@ -209,6 +208,8 @@ class Plan:
 
     def placement(self, partitions: int, microbatches: int) -> ModelPlacement:
         """The places of the units as tables for people."""
+        from weft.partition.cost import memory_bytes
+
         rows = [
             PlacementRow(
                 row.name, row.partition, row.unit.parameters, row.unit.parameter_bytes, row.unit.forward_ms,
