@@ -36,6 +36,11 @@ def with_values(tensor: Any, change: Callable[[Any], Any]) -> Any:
     return change(tensor)
 
 
+def scalar(number: Any, dtype: Any) -> Any:
+    """A Python number or a tensor as a scalar of this type. `tf.cast` would round a Python number to float32 first."""
+    return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
+
+
 def _shape_of(gradients: Sequence[Any]) -> Any:
     """The shape of which all of these gradients have rows."""
     first, *others = (each.dense_shape for each in gradients)
@@ -120,7 +125,7 @@ class StepOutput(NotATensor):
                 return total
             share = functools.partial(tf.multiply, weight)
             return with_values(total, (lambda values: values / count) if weight == 1.0 / count else share)
-        shares = [tf.cast(weight, outputs[0].dtype) for weight in self.weights]
+        shares = [scalar(weight, outputs[0].dtype) for weight in self.weights]
         pairs = zip(shares, outputs, strict=True)
         return self._sum([with_values(each, functools.partial(tf.multiply, share)) for share, each in pairs])
 

@@ -39,7 +39,7 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the averages in the place of this replica's."""
         for name in sorted(logs or {}):
-            value = tf.cast(logs[name], tf.float64)
+            value = tf.constant(float(logs[name]), tf.float64)
             logs[name] = float(oob_allreduce(value, axis=self._axis))
 
 

@@ -127,7 +127,7 @@ class MiniBatch:
         """The weight of each microbatch: a number; a scalar of the graph where the number of samples is not known."""
         if self.size is not None or not self.uneven or all(axis is None for axis in self.axes):
             return self.weights
-        sizes = tf.cast(tf.stack([stop - start for start, stop in self._bounds(tensors)]), tf.float32)
+        sizes = tf.cast(tf.stack([stop - start for start, stop in self._bounds(tensors)]), tf.float64)
         return tf.unstack(sizes / tf.reduce_sum(sizes), self.microbatches)
 
     def _bounds(self, tensors: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -28,6 +28,12 @@ CAUSES = (
 )
 
 
+def precision_of(operations: Iterable[Any]) -> str:
+    """The least precise type that operations of a step compute in."""
+    kinds = {tensor.dtype.name for each in operations for tensor in each.outputs} & set(LIMITS)
+    return max(kinds, key=LIMITS.__getitem__, default="float32")
+
+
 @dataclass
 class Numbers:
     """The numbers of a step, of one process or of all ranks together.

@@ -33,7 +33,7 @@ from weft.tensorflow.session.wire import from_torch, to_torch
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.tensorflow.trace.operations import Value
-from weft.tensorflow.verify.findings import LIMITS, Findings, Names, Numbers, compare
+from weft.tensorflow.verify.findings import Findings, Names, Numbers, compare, precision_of
 from weft.tensorflow.verify.whole_batch import SHARE
 from weft.transport.channel import READ, Key, Message
 
@@ -314,7 +314,7 @@ class Proof:
             {number: named[keys.index(captured.gradients[number])] for number in self._gradients},
             dict(enumerate(named)),
         )
-        found = compare(self._one, split, names, self._precision())
+        found = compare(self._one, split, names, precision_of(self._compiled.capture.operations))
         session = self._session
         self._spent_s += time.perf_counter() - began
         self._report(
@@ -330,12 +330,6 @@ class Proof:
         if not found.fault:
             self._tell(found)
         return ""
-
-    def _precision(self) -> str:
-        """The least precise type that the step computes in."""
-        tensors = (tensor for each in self._compiled.capture.operations for tensor in each.outputs)
-        kinds = {tensor.dtype.name for tensor in tensors} & set(LIMITS)
-        return max(kinds, key=LIMITS.__getitem__, default="float32")
 
     def _tell(self, found: Findings) -> None:
         one = self._one

@@ -24,16 +24,15 @@ from weft.errors import VerifyError
 from weft.runtime.allocator import host_bytes
 from weft.session.collectives import agree_on
 from weft.tensorflow import private
+from weft.tensorflow.output import scalar
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import watch_losses, weights_of
+from weft.tensorflow.verify.findings import LIMITS, SMALL, precision_of
 
 log = logging.getLogger("weft")
 
-LIMIT, LIMIT_OF_HALF = 1e-3, 5e-2
-"""By how much numbers may differ, relative to the larger; the second if some are float16 or bfloat16."""
-LEAST = 1e-6
 SHARE = 8
 """The copies may take one part in so many of the memory."""
 
@@ -70,6 +69,7 @@ class WholeBatch:
         self._waits = True
         self._reason = ""
         self._trial: Any = None
+        self._limit = 0.0
         self._captured: list[Any] = []
         if session.rank == session.peers("pp")[0]:
             try:
@@ -111,6 +111,7 @@ class WholeBatch:
             self._session.place.local_size
         ):
             raise Incomparable("the model is too large for a copy of it")
+        self._limit = LIMITS[precision_of(captured.operations)]
         batch = self._batch
         specs = [
             tf.TensorSpec(batch.leaves[number].shape, batch.leaves[number].dtype) for number in batch.tensors
@@ -143,12 +144,12 @@ class WholeBatch:
         for number, (reduction, is_loss) in enumerate(reductions):
             a, b = (part[0][number] for part in parts)
             weights = weights_of(reduction, [part[1][number] for part in parts], shares)
-            mean = a * tf.cast(weights[0], a.dtype) + b * tf.cast(weights[1], b.dtype)
+            mean = a * scalar(weights[0], a.dtype) + b * scalar(weights[1], b.dtype)
             if is_loss:
                 values.append(tf.stack([whole[0][number], mean, a + b]))
             else:
                 errors.append(tf.stack([_largest(whole[0][number] - mean), _largest(whole[0][number])]))
-        return tf.stack(values or [tf.zeros(3)]), tf.stack(errors or [tf.zeros(2)])
+        return tf.stack(values or [tf.zeros(3, tf.float64)]), tf.stack(errors or [tf.zeros(2, tf.float64)])
 
     def _piece(self, tensors: Sequence[Any], found: dict[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
         """The losses and gradients of a piece of the batch, and what Keras divides them by."""
@@ -168,15 +169,12 @@ class WholeBatch:
             scalars = [leaf for leaf in tf.nest.flatten(result) if is_number(leaf)]
             entries = [(leaf, losses.of(leaf), True) for leaf in scalars]
         found["reductions"] = [(reduction, is_loss) for _, reduction, is_loss in entries]
-        found["half"] = [each for each, _, _ in entries if each.dtype in (tf.float16, tf.bfloat16)]
-        self._half = bool(found["half"]) or self._half
+        numbers = [tf.cast(each, tf.float64) for each, _, _ in entries]
         values = [
-            tf.reduce_sum(tf.cast(each, tf.float32)) if is_loss else tf.cast(each, tf.float32)
-            for each, _, is_loss in entries
+            tf.reduce_sum(each) if is_loss else each
+            for each, (_, _, is_loss) in zip(numbers, entries, strict=True)
         ]
         return values, [reduction and reduction.denominator for _, reduction, _ in entries]
-
-    _half = False
 
     # --- with the first batch -------------------------------------------------------------------------------
 
@@ -209,14 +207,17 @@ class WholeBatch:
         return text
 
     def _fault(self, losses: Any, errors: Any) -> str:
-        limit = LIMIT_OF_HALF if self._half else LIMIT
+        limit = self._limit
         for whole, mean, total in losses:
-            near = [np.isclose(each, whole, limit, LEAST, equal_nan=True) for each in (mean, total)]
+            near = [np.isclose(each, whole, limit, limit * SMALL, equal_nan=True) for each in (mean, total)]
             if not (near[0] or (near[1] and not self._strict and not errors[:, 1].any())):
                 return f"two microbatches have the loss {mean:.6g}, their rows in one piece {whole:.6g}"
-        worst, size = errors.max(0)
-        if not worst <= limit * size + LEAST and np.isfinite(size):
-            return f"gradients of up to {size:.3g} differ by {worst:.3g}"
+        worst, size = errors.T
+        least = SMALL * size.max()  # a gradient that is zero in exact arithmetic is noise
+        wrong = np.isfinite(size) & ~(worst <= 10 * limit * np.maximum(size, least) + limit * SMALL**2)
+        if wrong.any():
+            number = int(np.argmax(np.where(wrong, worst, 0.0)))
+            return f"a gradient of up to {size[number]:.3g} differs by {worst[number]:.3g}"
         return ""
 
 
