@@ -14,8 +14,8 @@ if __name__ == "__main__":
     own = f"the GPU of rank {os.environ['RANK']}"
     os.environ.update(NCCL_HOSTID=own, NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
 
-    from weft.torch.session import groups
+    from weft.torch.session import device
 
-    groups.gpu_of = lambda device: own
+    device.gpu_of = lambda device: own
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

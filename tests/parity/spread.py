@@ -32,7 +32,7 @@ from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, ShardedActivation, plain, spread
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 CHECKS = Checks()
 given = CHECKS.given

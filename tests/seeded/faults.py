@@ -415,7 +415,7 @@ FAULTS = (
     ),
     Fault(
         "torch/example_check",
-        "torch/example_check/batch.py",
+        "torch/example_check.py",
         "if norms and batch // microbatches < least:",
         "if norms and batch < least:",
         "does not tell of microbatches that are too small for batch normalisation",

@@ -34,12 +34,12 @@ from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.model import DistributedModel
 from weft.torch.session.random_streams import Streams
 from weft.torch.split.open_modules import graph_of, homes
-from weft.torch.split.sharding.units import with_cuts
+from weft.torch.split.sharding import with_cuts
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.nested import replace as replace_tensors
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.trace.estimated_times import Clock, on_meta
+from weft.torch.trace.times import Clock, on_meta
 from weft.torch.trace.trace import trace
 from weft.untrusted import shown_path, translated
 

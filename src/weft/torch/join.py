@@ -35,8 +35,8 @@ from weft.torch.backward import matrix_products
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
 from weft.torch.replicas.metrics import count_replicas_once
-from weft.torch.session import current, scratch_memory
-from weft.torch.session.groups import choose_device, direct_groups, have_own_gpus, rings_of
+from weft.torch.session import current
+from weft.torch.session.device import choose_device, direct_groups, find_release, have_own_gpus, rings_of
 from weft.torch.session.observed import observe
 from weft.torch.session.offload import offloading
 from weft.torch.session.pipeline import Pipeline
@@ -193,7 +193,7 @@ def _connect(session: Session) -> None:
         locate=monitor.locate,
     )
     if session.device.type == "cpu":
-        hooks.leave = scratch_memory.find_release()
+        hooks.leave = find_release()
     pipeline.note = monitor.note
     turns = session.connect_tensor(channel.mailbox)
     executor = Executor(channel.mailbox, pipeline.rank, wait_timeout_s(session.settings), hooks, turns)

@@ -27,9 +27,8 @@ from weft.torch.execution.thread_settings import (
 )
 from weft.torch.keras_layers import is_of_keras, open_layers
 from weft.torch.placed import changes
-from weft.torch.placed.apply import apply
+from weft.torch.placed.apply import apply, cut_over_sequences, cut_weights
 from weft.torch.placed.changes import Outline
-from weft.torch.placed.cut import cut_over_sequences, cut_weights
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookQueue
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like

@@ -15,9 +15,8 @@ from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
-from weft.torch.replicas.part_updates import updates_parts_alike
 from weft.torch.replicas.reducer import without_gradients
-from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
+from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain, updates_parts_alike
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session

@@ -39,8 +39,7 @@ from weft.torch.session.divergence import compare_start, describe_call, describe
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel.samples import with_samples_of_all
-from weft.torch.tensors.microbatch_weights import shares_of
-from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, told_of_devices
+from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, shares_of, told_of_devices
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
 from weft.torch.verify.whole_batch import Rows

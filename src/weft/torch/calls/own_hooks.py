@@ -17,7 +17,7 @@ from torch import nn
 
 from weft.torch.calls.attributes import Attribute
 from weft.torch.pytorch.private import forward_hook_tables, has_backward_hooks, no_torch_function
-from weft.torch.tensors.writes import is_new, noted
+from weft.torch.tensors.marks import is_new, noted
 
 HOOK = "<hook>"
 """Stands below a module's name for the hook that runs there."""

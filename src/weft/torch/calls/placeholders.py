@@ -4,6 +4,8 @@ A placeholder has the shape, dtype and device of what it stands for, and no valu
 line of the script ran on the rank that has the values: what is computed from it is a placeholder too, what is written
 into it is left to its owner, and its values cannot be read here. To combine it with what lives on another rank is
 refused, because no rank has both. So a script's own arithmetic with weights gives one process's numbers, or an error.
+
+What calls on other partitions have put into containers has placeholders too; see `weft.torch.calls.container_writes`.
 """
 
 from __future__ import annotations
@@ -252,3 +254,41 @@ def elsewhere(like: Tensor, first: Placeholder, what: str) -> Tensor:
     """Stands for a result that only the owner of ``first`` has; ``what`` it is of ``first``, for messages."""
     made: Tensor = _like(like, first, f"{what} {first._weft_of[1]}", first._weft_device)
     return made
+
+
+class Left(Tensor):
+    """A remote entry: what a call on another partition has put into a container, seen by modules that it is not sent
+    to.
+
+    ``_weft_of``: its partition, and the module that has left it.
+    """
+
+    _weft_of: tuple[int, str]
+    _weft_device: torch.device
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = getattr(func, torch_functions.STANDS_FOR, func)
+        with no_torch_function():
+            found = next(each for each in tensors_in((args, kwargs)) if isinstance(each, Left))
+            if func in torch_functions.PLACE_GETTERS:
+                return torch_functions.PLACE_GETTERS[func](found._weft_device)
+            if func in torch_functions.METADATA:
+                return func(*args, **(kwargs or {}))
+            shape = list(found.shape)
+        owner, module = found._weft_of
+        raise UsageError(
+            f"a tensor of shape {shape} that {module} has put into a list, dict or object (a cache of keys "
+            f"and values, say) lies on partition {owner}, and a module on another partition uses it that did not do "
+            "so in the first microbatch of the first step, so that it was not sent: let that microbatch use it, too, "
+            "or keep both modules on one partition with weft.set_partition(module, index). The function that "
+            "@weft.step decorates may use it at any time, as may the code between modules"
+        )
+
+
+def mark_left(tensor: Tensor, module: str, owner: int, device: torch.device) -> None:
+    """Let a placeholder on this rank be a `Left`."""
+    marked: Any = tensor
+    if type(tensor) is Tensor:
+        marked.__class__ = Left
+        marked._weft_of, marked._weft_device = (owner, module), device

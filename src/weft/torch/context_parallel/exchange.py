@@ -14,7 +14,7 @@ from weft.torch.pytorch.private import keeps_as_ever
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, Narrowed, plain
-from weft.torch.tensors.shard_positions import sizes_of
+from weft.torch.tensors.shards import sizes_of
 
 
 def can_cut(total: int, ranks: int) -> bool:

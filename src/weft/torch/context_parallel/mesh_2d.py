@@ -32,7 +32,7 @@ from weft.torch.tensor_parallel.splits import COLUMN, ROW
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 from . import rules
 from .exchange import like

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from weft.torch.backward.autograd import accumulates, run_autograd
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, new_name
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 from .zigzag import fits_zigzag, zigzag
 

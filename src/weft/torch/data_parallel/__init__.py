@@ -6,10 +6,16 @@ Importing this registers the ``torch.distributed`` backends "weft" and "smddp".
 from __future__ import annotations
 
 from weft.torch.data_parallel.backend import WeftGroup, register
-from weft.torch.data_parallel.ddp import DistributedDataParallel
-from weft.torch.data_parallel.hooks import hook
-from weft.torch.data_parallel.ranks import is_available, is_initialized, local_rank, local_size, rank, size
-from weft.torch.data_parallel.rendezvous import find_ranks
+from weft.torch.data_parallel.ddp import DistributedDataParallel, hook
+from weft.torch.data_parallel.ranks import (
+    find_ranks,
+    is_available,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
 from weft.torch.replicas.large_batch import (
     WarmUp,
     correct_momentum,

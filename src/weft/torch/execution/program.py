@@ -25,7 +25,7 @@ from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.autograd import check_outside
 from weft.torch.calls.call_signature import Spec, Watch, describe_result, digest, meta_from, shapes_in
 from weft.torch.calls.container_writes import Change, Filled, puts_the_same
-from weft.torch.calls.remote_entries import mark_left
+from weft.torch.calls.placeholders import mark_left
 from weft.torch.execution.in_place import Aliases
 from weft.torch.execution.replicated import EVERYWHERE
 from weft.torch.execution.tape import Tape, check_stale
@@ -33,8 +33,8 @@ from weft.torch.execution.value import Alias, PlacedTensors, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, mix, same_states
 from weft.torch.tensors.description import build
+from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.nested import replace, tensors_in
-from weft.torch.tensors.writes import unwritten
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
 Signature = tuple[Any, ...]

@@ -25,7 +25,7 @@ from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.calls.container_writes import Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.calls.own_hooks import find_hooks
-from weft.torch.calls.remote_entries import Left
+from weft.torch.calls.placeholders import Left
 from weft.torch.execution.glue import Glue, running, running_here, settings
 from weft.torch.execution.gradients import check_hidden
 from weft.torch.execution.program import Signature
@@ -41,9 +41,9 @@ from weft.torch.pytorch.private import (
     push_mode,
 )
 from weft.torch.session.pipeline import Pipeline
+from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.nested import has_objects, opaque_objects, replace
 from weft.torch.tensors.shards import stays_sharded
-from weft.torch.tensors.writes import unwritten
 
 log = logging.getLogger("weft")
 FLOATING = -1

@@ -1,17 +1,96 @@
-"""A plan put into effect: on each rank the model holds only the rank's own part."""
+"""A plan put into effect: on each rank the model holds only the rank's own part, and its shards over axis `tp`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
 from torch import nn
 
+from weft.session.recording import record
 from weft.torch.calls.placeholders import placeholder
+from weft.torch.context_parallel import Sequences
 from weft.torch.delayed_parameters import has_delayed, materialise
+from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.execution.unit_call import attach, unit_call
-from weft.torch.placed.cut import cut_weights
 from weft.torch.placed.plan import Plan, is_below
+from weft.torch.pytorch.private import in_backward
 from weft.torch.session.pipeline import SharedBuffer
 from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import cut
+from weft.torch.tensor_parallel import Splits, cut
+
+if TYPE_CHECKING:
+    from weft.torch.context_parallel.weights import ContextGroup
+
+
+def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session: Session) -> None:
+    """Keep only this rank's part of the weights that the plan cuts; a model that is cut stays as it is.
+
+    Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name. Parameters
+    without memory are marked, and become parts when they are made.
+    """
+    if plan.tensors is None:
+        return
+    from weft.torch.tensor_parallel.apply import split  # it loads DTensor
+
+    splits = Splits.from_record(plan.tensors)
+    parameters = root.named_parameters(remove_duplicate=False)
+    own = session.position("pp")
+    here = {name for name, _ in parameters if owners.get(name, own) == own}
+    mine = tuple(region for region in splits.regions if any(is_below(name, region.name) for name in here))
+    splits = replace(splits, regions=mine)
+    degree = session.settings.tensor_parallel_degree
+    shard_group = split(
+        root,
+        splits,
+        session.weights_group,
+        session.place_in_weights[1],
+        degree,
+        session.device,
+        session.timeout,
+    )
+    if shard_group is not None:
+        shard_group.record = partial(record, session, "tensor")
+        shard_group.agree = partial(_agree, session)
+
+
+def _agree(session: Session, what: str) -> None:
+    """In the forward pass of a microbatch, ranks that split tensors do the same next; see ``Turns.agree``."""
+    turns = session.tensor_turns
+    if in_microbatch() and not in_backward() and turns is not None:
+        turns.agree(what)
+
+
+def cut_over_sequences(
+    root: nn.Module, plan: Plan, owners: Mapping[str, int], session: Session
+) -> ContextGroup | None:
+    """Let this rank's modules compute on its part of each sequence, as the plan says; the ranks that share them.
+
+    Collective over the ranks that split tensors. ``owners``: the partition of each parameter, by name. Weights that are
+    cut are so already.
+    """
+    if plan.sequences is None:
+        return None
+    from weft.torch.context_parallel.apply import cut_sequences  # it loads DTensor
+
+    sequences = Sequences.from_record(plan.sequences)
+    own = session.position("pp")
+    here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
+    mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
+    degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
+    shard_group = cut_sequences(
+        root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
+        lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
+        {unit.name for unit in plan.units},
+    )  # fmt: skip
+    for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
+        order.record = partial(record, session, "tensor")
+        order.agree = partial(_agree, session)
+        order.waits = True
+    return shard_group
 
 
 def apply(root: nn.Module, plan: Plan, session: Session) -> None:

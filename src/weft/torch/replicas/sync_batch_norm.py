@@ -27,7 +27,7 @@ from weft.errors import UsageError, warn
 from weft.session.recording import tell_facts
 from weft.torch.pytorch.private import tables_of
 from weft.torch.session import current
-from weft.torch.session.addressed_exchange import Exchange
+from weft.torch.session.collectives import Exchange
 from weft.torch.session.session import Session
 from weft.torch.tensors.marks import FEW_SAMPLES, MARK
 from weft.torch.tensors.mini_batch import MiniBatch

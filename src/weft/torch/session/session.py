@@ -13,7 +13,7 @@ from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
 from weft.session.session import Closable
-from weft.torch.session.groups import rings_of
+from weft.torch.session.device import rings_of
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import Streams, mix
 from weft.transport.channel import Channel, Mailbox

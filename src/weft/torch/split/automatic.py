@@ -1,7 +1,8 @@
 """`auto`: the schedule and the split that take the least simulated step, from what the trace has measured.
 
 After some steps the prediction is compared with what they took. Then the search runs once more, with the times of
-the real stages, over the schedules that the present placement can run, and a better one takes over.
+the real stages, over the schedules that the present placement can run, and a better one takes over. `expected_step`
+simulates the step of any placement.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -24,17 +26,26 @@ from weft.plan.fill_drain_skew import PARTS
 from weft.plan.measured.corrected import find_better, measure_stages
 from weft.plan.measured.planned import Planned
 from weft.plan.option import Option, Placed
-from weft.plan.search import Found, as_weft_runs, search
+from weft.plan.search import Found, as_weft_runs, recomputed, search
 from weft.plan.v_apex import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
 from weft.session.recording import tell_plan
-from weft.simulate import Links, StageCost
+from weft.simulate import Links, Simulation, StageCost
+from weft.topology.cluster import Link
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.memory_room import limit_bytes
-from weft.torch.split.open_modules import CALL_S, MICROBATCH_S, Choice, choose, turn_choices
+from weft.torch.split.open_modules import (
+    BYTES_PER_S,
+    CALL_S,
+    CROSSING_S,
+    MICROBATCH_S,
+    Choice,
+    choose,
+    turn_choices,
+)
 from weft.torch.split.unit_tree import Tree
 from weft.untrusted import read_text
 
@@ -258,3 +269,27 @@ def _answer(session: Session, found: list[dict[str, Any]]) -> str:
         chosen.option, better.present_s * 1e3, better.chosen.option, better.chosen.step_s * 1e3,
     )  # fmt: skip
     return better.chosen.to_json()
+
+
+USUAL = Links.uniform(Link(CROSSING_S / 2, BYTES_PER_S))
+"""What messages take where nobody has measured it."""
+
+
+def expected_step(
+    settings: Settings, choice: Choice, chosen: Chosen | None, links: Links = USUAL
+) -> Simulation:
+    """A step with the units where `choice` has them, by the schedule of the settings or the one that was chosen.
+
+    `links`: what messages take; those that `chosen` was made with, if there is one.
+    """
+    if settings.auto_partition:
+        made = schedule_for(settings, chosen, settings.microbatch_count)
+    else:  # one stage a partition, whatever order they are visited in
+        made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
+    stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage).stages
+    if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
+        stages = [replace(one, input_s=one.backward_s / 2, weight_s=one.backward_s / 2) for one in stages]
+    if chosen is not None:
+        links = chosen.links
+        stages = recomputed(stages) if chosen.option.recompute else stages
+    return as_weft_runs(made, stages, links, ahead=ahead(settings))

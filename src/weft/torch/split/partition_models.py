@@ -34,18 +34,17 @@ from weft.torch.placed.apply import apply
 from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
-from weft.torch.split.automatic import Watch, choose_automatically, place_units
+from weft.torch.split.automatic import Watch, choose_automatically, expected_step, place_units
 from weft.torch.split.by_hand import place_by_hand
-from weft.torch.split.expected import expected_step
 from weft.torch.split.first_microbatch import find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
-from weft.torch.split.sharding.sequences import find_sequences
+from weft.torch.split.sharding import find_sequences
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensor_parallel import Splits, refuse_whole
-from weft.torch.tensor_parallel.plans import beside_own_plan
+from weft.torch.tensor_parallel.own_plan import beside_own_plan
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.record import Trace
 from weft.units import format_bytes

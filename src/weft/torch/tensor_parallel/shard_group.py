@@ -21,7 +21,7 @@ from weft.reduce.exchange import all_reduce_extreme
 from weft.reduce.shard_collectives import ShardCollectives
 from weft.torch.pytorch.torch_functions import PLAIN_APPLY
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.shard_positions import ShardPositions, sizes_of
+from weft.torch.tensors.shards import ShardPositions, sizes_of
 
 _numbers = itertools.count()
 ALL_GATHERS = "all-gathers a sharded tensor"

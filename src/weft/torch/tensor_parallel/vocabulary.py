@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.cut_weights import SHAPES, Part, own
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 from .cuts import Cut, part_sizes
 from .shard_group import ShardGroup, leave

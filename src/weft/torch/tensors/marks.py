@@ -1,12 +1,18 @@
 """The attributes that weft sets on tensors and modules of the script, and what they are where nobody has set them.
 
 Marks of tensors are read for every tensor in a step. So they are written out where they are used, and their defaults
-are attributes of the class ``Tensor``: both are faster than a lookup by name.
+are attributes of the class ``Tensor``: both are faster than a lookup by name. `noted` marks a
+tensor's writes, to see later if it has been written since.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from weft.torch.pytorch.private import version
 
 OF_TENSORS = {
     "_weft_value": None,  # in a microbatch: the ``Value`` by which the ranks know the tensor
@@ -52,3 +58,29 @@ FOLLOWS = "_weft_follows"
 """On the class of such variables."""
 WRAPPER = "_weft_wrapped"
 """On a module: its ``smdistributed`` model, which holds the split and so lives as long as the module."""
+
+
+def unwritten(tensor: Tensor) -> Callable[[], bool]:
+    """A question for later: has the tensor not been written since this call?
+
+    Writes into inference tensors are not counted by PyTorch, so their content is compared.
+    """
+    if tensor.is_inference() and tensor.device.type != "meta" and tensor.layout == torch.strided:
+        content = tensor.clone()
+        return lambda: (
+            content.shape == tensor.shape and bool(((content == tensor) | (content != content)).all())
+        )
+    count = version(tensor)
+    return lambda: version(tensor) == count
+
+
+def noted(module: nn.Module) -> dict[str, tuple[Tensor, int, Tensor]]:
+    """The buffers of a module by name, each as :func:`is_new` asks for it later."""
+    return {name: (b, version(b), b.detach().clone()) for name, b in module.named_buffers()}
+
+
+def is_new(buffer: Tensor, old: Tensor, old_version: int, content: Tensor) -> bool:
+    """True if a buffer was replaced or written; batch norm's kernels do not count their writes as versions."""
+    if buffer is not old or version(buffer) != old_version:
+        return True
+    return buffer.device.type != "meta" and not torch.equal(buffer, content)

@@ -25,22 +25,111 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from weft.errors import UsageError
+from weft.torch.backward.weight_gradients import Task
 from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.calls.own_hooks import Hooks
+from weft.torch.execution.gradients import refuse_gradient
 from weft.torch.execution.thread_settings import rehearse
-from weft.torch.pytorch.private import numbers_nodes
+from weft.torch.pytorch.private import numbers_nodes, storage_key, version
+from weft.torch.pytorch.torch_functions import GRADIENT_SETTER, GRADIENTS, METADATA, memory_written
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
-from weft.torch.tensors.writes import is_new, noted
-from weft.torch.trace.backward_halves import measure_halves
+from weft.torch.tensors.marks import is_new, noted
 from weft.torch.trace.compiled import compiles
-from weft.torch.trace.estimated_times import Clock
-from weft.torch.trace.glue_watch import GlueWatch
 from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.record import Record, Trace
 from weft.torch.trace.side_effects import without_side_effects
+from weft.torch.trace.times import Clock, Pass, agree, kinds_of, typical_times
 from weft.torch.trace.tracer import Tracer
-from weft.torch.trace.typical_times import Pass, agree, kinds_of, typical_times
+
+BY_NESTED = (
+    "has nested tensors (torch.nested) in its own code, so it stays on one partition as a whole. To split it, keep "
+    "them inside of its modules, and hand their values() and offsets() over"
+)
+
+
+TOGGLES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+GRADIENT_ACCESS = GRADIENTS | {GRADIENT_SETTER}
+
+
+class GlueWatch(TorchFunctionMode):
+    """Counts the operations that each module's own code runs, and notes which parameters they use."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in TOGGLES and id(args[0]) in self.tracer.own:
+            self.tracer.toggled.add(self.tracer.own[id(args[0])])
+        if func in METADATA or self.tracer.going_back:  # an activation checkpoint runs it again
+            return func(*args, **(kwargs or {}))
+        if getattr(func, "__module__", "") == "torch.distributed.distributed_c10d":
+            raise UsageError(
+                f"torch.distributed.{func.__name__}() was called inside a weft.step function, where ranks come at "
+                "different times, and the first rank alone while it traces: call it before or after the step"
+            )
+        record = self.tracer.stack[-1]
+        if func in GRADIENT_ACCESS and self.tracer.outside_modules and id(args[0]) in self.tracer.own:
+            refuse_gradient(args[0], "reads" if func in GRADIENTS else "sets")
+        record.operations += 1
+        own = self.tracer.own
+        operands = []
+        placed = False
+        for item in (*args, *(kwargs or {}).values()):
+            for part in item if isinstance(item, (list, tuple)) else (item,):
+                if isinstance(part, nn.Parameter) and id(part) in own:
+                    record.parameters_used.setdefault(id(part), self.tracer.calls)
+                    self.tracer.note_user(own[id(part)], record)
+                    placed = True
+                elif isinstance(part, Tensor):
+                    if id(part) in self.tracer.buffers:
+                        self.tracer.note_user(self.tracer.buffers[id(part)], record)
+                    self.tracer.use(part, record)
+                    operands.append(part)
+                    placed |= part._weft_made is not None and part._weft_made.placed  # type: ignore[attr-defined]
+        result = func(*args, **(kwargs or {}))
+        for target in memory_written(func, args, kwargs or {}):
+            self.tracer.writings.append((storage_key(target), version(target), record))
+        if isinstance(result, Tensor) and result.is_nested:
+            self.tracer.whole.setdefault(record.name, BY_NESTED)
+        self.tracer.create(result, record, placed)
+        self.tracer.operations.note(record.name, operands, result)
+        return result
+
+
+def measure_halves(
+    tracer: Tracer, run: Callable[[], Any], streams: Streams, kept: Kept | None = None
+) -> dict[int, tuple[float, ...]]:
+    """The seconds of I and W of each record, by its id; the traced step runs with weight gradients left for later.
+
+    Weight gradients belong to the module that holds the parameter. They are computed twice, and the second time counts:
+    from its second microbatch on a step adds to gradients that are there.
+    """
+    weights = {id(record): 0.0 for record in tracer.everything}
+    tracer.restart(watching=False)
+    tasks: list[Task] = []
+    tracer.tasks = tasks
+    with without_side_effects(tracer.root, streams, None, tracer.writes, kept):
+        with tracer.intercept_calls():
+            rehearse(tracer)
+            try:
+                run()
+            finally:
+                rehearse(None)
+                tracer.tasks = None
+        for task in tasks:
+            task()
+        for task in tasks:
+            start = tracer.now()
+            task()
+            holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
+            weights[id(tracer.records[holder])] += tracer.now() - start
+        tracer.give_back()
+    return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}
+
 
 PASSES = 9
 """The most passes, the watching one included."""

@@ -28,10 +28,9 @@ from weft.torch.pytorch.private import (
     storage_key,
 )
 from weft.torch.tensors.description import Describer
+from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.nested import captured_in, modules_in, tensors_in
-from weft.torch.tensors.writes import unwritten
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
-from weft.torch.trace.estimated_times import Clock
 from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
@@ -44,6 +43,7 @@ from weft.torch.trace.record import (
 )
 from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.side_effects import ParameterWrites
+from weft.torch.trace.times import Clock
 
 BY_FUNCTION = (
     "calls modules in the torch.autograd.Function {}, which may call them in its backward pass too, so it stays on one "

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.torch.calls.remote_entries import Left
+from weft.torch.calls.placeholders import Left
 from weft.torch.tensors.nested import tensors_in
 
 COLUMNS = 8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.torch.calls.container_writes import Contents, Filled, fills, puts_the_same
-from weft.torch.calls.remote_entries import Left, mark_left
+from weft.torch.calls.placeholders import Left, mark_left
 from weft.torch.tensors.description import Describer, build
 from weft.torch.tensors.nested import tensors_in
 

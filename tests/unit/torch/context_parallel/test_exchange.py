@@ -12,7 +12,7 @@ from weft.torch.context_parallel import exchange
 from weft.torch.pytorch.private import imagined_mesh
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from weft.torch.tensor_parallel import Linear, Region, Splits
-from weft.torch.tensor_parallel.plans import beside_own_plan
+from weft.torch.tensor_parallel.own_plan import beside_own_plan
 from weft.torch.tensor_parallel.splits import PartOf
 
 

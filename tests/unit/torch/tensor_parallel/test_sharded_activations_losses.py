@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.torch.tensor_parallel.sharded_activations import rules, spread
 from weft.torch.tensor_parallel.sharded_activations.watch import Alone
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 NUMBERS = torch.Generator().manual_seed(0)
 X, Y, WEIGHT = (torch.rand(2, 6, 7, generator=NUMBERS) for _ in range(3))

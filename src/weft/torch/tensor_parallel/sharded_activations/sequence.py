@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup, enter
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 from .tensor import ShardedActivation, may_spread, plain, spread
 

@@ -29,7 +29,7 @@ from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, t
 from weft.torch.tensor_parallel.shard_group import ALL_GATHERS, Quiet
 from weft.torch.tensors import shards
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 _NO_MEMORY = UsageError(
     "a tensor that is split over axis tp was written, and a function below PyTorch's own reads it: make a copy first, "

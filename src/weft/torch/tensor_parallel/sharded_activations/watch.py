@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.torch.tensors.nested import replace
-from weft.torch.tensors.shard_positions import ShardPositions
+from weft.torch.tensors.shards import ShardPositions
 
 from .losses import LOSS
 from .rules import PARTS, changed

@@ -15,11 +15,11 @@ THREADS = """
 import os, sys, threading
 import torch
 from weft.runtime.allocator import keep_memory, resident_bytes
-from weft.torch.session import scratch_memory as scratch
+from weft.torch.session.device import find_release
 
 keep_memory(os.environ)
 torch.set_num_threads(1)
-leave = scratch.find_release() if sys.argv[1] == "given back" else lambda: None
+leave = find_release() if sys.argv[1] == "given back" else lambda: None
 x, grad, weight = torch.randn(512, 256), torch.randn(512, 1024), torch.randn(1024, 256)
 y, found = torch.empty(512, 1024), torch.empty(1024, 256)
 

@@ -1,16 +1,88 @@
-"""One time for each thing that was measured several times.
+"""Times of a trace: estimated where a model has no memory, and one for each thing that was measured several times.
 
-Each thing of a kind gets the smallest time that was measured of any of them. Else blocks that are alike would look
-different where the machine changed its speed between them.
+On the meta device a clock counts instead of running. An operation takes
+
+    flops / FLOPS + bytes read and written / BYTES    seconds
+
+by PyTorch's own formulas for flops (``torch.utils.flop_counter``). Only ratios between units matter, so the rates are
+those of one CPU core.
+
+Where a step was measured, each thing of a kind gets the smallest time that was measured of any of them. Else blocks
+that are alike would look different where the machine changed its speed between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import mean
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from weft.torch.pytorch.private import TorchDispatchMode, tables_of
 from weft.torch.trace.record import Record
+
+FLOPS = 5e10
+BYTES = 1e10
+
+
+class Clock(TorchDispatchMode):
+    """Counts in ``seconds`` what the operations inside would have taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.utils.flop_counter import flop_registry  # it loads Triton
+
+        self.seconds = 0.0
+        self._formulas = flop_registry
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.seconds += formula(*args, **(kwargs or {}), out_val=result) / FLOPS
+        if not func.is_view:
+            outputs = result if isinstance(result, (list, tuple)) else (result,)
+            moved = sum(t.numel() * t.element_size() for t in (*args, *outputs) if isinstance(t, Tensor))
+            self.seconds += moved / BYTES
+        return result
+
+
+@contextmanager
+def on_meta(root: nn.Module) -> Iterator[None]:
+    """Inside, all parameters and buffers of the model are on the meta device.
+
+    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
+    """
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    twins: dict[int, Any] = {}
+    for module in root.modules():
+        for table in tables_of(module):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                kept.append((table, name, tensor))
+                if id(tensor) not in twins:
+                    twin = torch.empty_like(tensor, device="meta")
+                    if isinstance(tensor, nn.Parameter):
+                        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+                    twins[id(tensor)] = twin
+                table[name] = twins[id(tensor)]
+    asked = torch.jit.is_tracing
+    torch.jit.is_tracing = lambda: True
+    try:
+        yield
+    finally:
+        torch.jit.is_tracing = asked
+        for table, name, tensor in kept:
+            table[name] = tensor
+
 
 Pass = Mapping[Any, tuple[float, ...]]
 """The times of each thing in one pass over all of them."""

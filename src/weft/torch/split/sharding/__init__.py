@@ -1,1 +1,0 @@
-"""The parts of a model that ranks can cut, decided with one microbatch: weights, and sequences."""
