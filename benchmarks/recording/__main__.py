@@ -23,8 +23,7 @@ from torch import nn
 from benchmarks import machine
 from weft.analysis.run import Facts
 from weft.profiler.clock import Clock
-from weft.profiler.control import Control
-from weft.profiler.detail import REPORT, parse_detail
+from weft.profiler.detail import REPORT, Control, parse_detail
 from weft.profiler.facts import write_facts
 from weft.profiler.recorder import Recorder
 from weft.profiler.steps import Book

@@ -239,7 +239,7 @@ FAULTS = (
     ),
     Fault(
         "plan/measured",
-        "plan/measured/resident.py",
+        "plan/measured/microbatches.py",
         "number: max(ranks, key=lambda",
         "number: min(ranks, key=lambda",
         "chooses a number of microbatches that fits the emptiest rank, and not the fullest",
@@ -253,7 +253,7 @@ FAULTS = (
     ),
     Fault(
         "profiler",
-        "profiler/control.py",
+        "profiler/detail.py",
         "        return found.st_mtime_ns, found.st_size\n",
         "        return found.st_ino, found.st_size\n",
         "misses a change of control.json to a text of the same length",

@@ -306,6 +306,6 @@ def test_only_recordings_ask_what_time_it_is() -> None:
     told = {
         "weft.watch.files.blocked_ranks",
         "weft.watch.statement",
-        "weft.watch.values",
+        "weft.watch.progress",
     }  # in files that others read
     assert asked <= {"weft.profiler.clock", *told, *doctor}

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from weft.report.svg import text
+from weft.report.shapes import text
 from weft.report.text import table
 from weft.terminal_text import LINES, keep_log_visible, visible
 from weft.watch.failure import Failure

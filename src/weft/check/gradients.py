@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
-from weft.check.script import Function, Script
-from weft.check.syntax import dotted, last_name
+from weft.check.script import Function, Script, dotted, last_name
 from weft.check.training import Training
 
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")

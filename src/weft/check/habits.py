@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.reads import counter_of, each_time, statement_of
-from weft.check.script import Script
-from weft.check.syntax import dotted
+from weft.check.script import Script, dotted
 from weft.check.training import Training
 
 

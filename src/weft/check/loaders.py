@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import differs_in_pipeline, ranks_in, shards
-from weft.check.script import Script
-from weft.check.syntax import argument, dotted, keyword, last_name, rewritten
+from weft.check.script import Script, argument, dotted, keyword, last_name, rewritten
 from weft.check.training import Loader, Training
 
 LOADER = (

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft.check.script import Function, Script
-from weft.check.syntax import last_name
+from weft.check.script import Function, Script, last_name
 
 _WHO = "(main|master|chief|first|zero)"
 _RANK = re.compile(

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.gradients import without_gradients
-from weft.check.script import WEFT, Function, Loop, Script
-from weft.check.syntax import dotted, last_name
+from weft.check.script import WEFT, Function, Loop, Script, dotted, last_name
 from weft.check.training import Training
 
 READS = ("item", "tolist", "numpy", "cpu")

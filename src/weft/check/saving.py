@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import Alone, alone, comes_alone, ranks_in
 from weft.check.reads import COLLECTIVES, TOGETHER
-from weft.check.script import WEFT, Script
-from weft.check.syntax import argument, dotted, keyword, last_name
+from weft.check.script import WEFT, Script, argument, dotted, keyword, last_name
 from weft.check.training import Training
 
 

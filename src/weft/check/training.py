@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weft.check.script import WEFT, Function, Loop, Script
-from weft.check.syntax import argument, dotted, keyword, last_name
+from weft.check.script import WEFT, Function, Loop, Script, argument, dotted, keyword, last_name
 
 DEPTH = 3
 """Through so many functions a loop is looked for that calls them."""

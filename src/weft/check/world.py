@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from weft.check.finding import Finding, Grade
-from weft.check.script import Given, Script, parse_script
-from weft.check.syntax import last_name
+from weft.check.script import Given, Script, last_name, parse_script
 from weft.check.training import Training
 from weft.errors import WeftError
 

@@ -20,7 +20,7 @@ from weft.checkpoint.folder import Lock, Writer, explain
 from weft.checkpoint.index import Entry, Index, Shard
 from weft.checkpoint.meeting import Meeting
 from weft.checkpoint.names import SAVING, check_folder, folder_name, shard_name
-from weft.checkpoint.part import Part
+from weft.checkpoint.shard import Part
 from weft.config import Settings
 from weft.errors import CheckpointError, PeerError, UsageError, WeftError
 from weft.launch.discovery import Place

@@ -14,6 +14,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,11 @@ class Reader:
         for descriptor in self._opened.values():
             os.close(descriptor)
         self._opened.clear()
+
+
+@dataclass
+class Part:
+    """Tensors by path, and JSON by section."""
+
+    tensors: dict[str, Any] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.check import Finding, Given, Grade, as_json, as_text, check_script, read_script
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.errors import ConfigError, UsageError
 from weft.launch.local import usable_cores
 

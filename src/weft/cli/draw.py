@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.errors import UsageError
 from weft.profiler.reading import read_recording
-from weft.report.chrome import chrome_trace
-from weft.report.holistic import rank_traces
+from weft.report.chrome import chrome_trace, rank_traces
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
 from weft.timeline import Timeline

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import weft
 from weft.cli.jobs.followed import follow
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.config import Settings
 from weft.errors import LaunchError
 from weft.launch.engines.described import FORMS

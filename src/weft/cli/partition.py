@@ -7,8 +7,7 @@ import json
 import math
 from typing import Any
 
-from weft.cli.graph_file import read_graph
-from weft.cli.machine import count, each, size_faults
+from weft.cli.options import count, each, read_graph, size_faults
 from weft.errors import ConfigError
 from weft.partition import ALGORITHMS, LAYOUTS, Device, Placement, Problem, in_flight, place
 from weft.plan.stages import base_option, refined, step_s

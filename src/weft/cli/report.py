@@ -12,12 +12,11 @@ from typing import Any
 
 from weft.analysis.analysis import Analysis
 from weft.analysis.compare import compare
-from weft.analysis.plan.answer import beside_answer
-from weft.analysis.plan.comparison import BesidePlan, beside_plan
+from weft.analysis.plan.comparison import BesidePlan, beside_answer, beside_plan
 from weft.analysis.scaling import scale
 from weft.cli.draw import write, wrote
 from weft.cli.live import PAGE
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.errors import UsageError
 from weft.profiler.foreign_traces import is_traces, read_traces
 from weft.profiler.reading import read_run

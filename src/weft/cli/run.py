@@ -19,7 +19,7 @@ from weft import config
 from weft.analysis.analysis import Analysis
 from weft.cli import engines
 from weft.cli.live.fresh_page import fresh_page, not_here, nothing_recorded, recording_files
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.cli.report import FAILED, exit_code
 from weft.compat import distribution, launch_environ
 from weft.compat.modelparallel.container import container_environ, folders

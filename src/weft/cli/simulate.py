@@ -10,8 +10,7 @@ from typing import Any
 
 from weft import schedule
 from weft.cli.draw import write
-from weft.cli.graph_file import read_graph
-from weft.cli.machine import count, each, links, size_faults
+from weft.cli.options import count, each, links, read_graph, size_faults
 from weft.cli.search_progress import SearchProgress
 from weft.errors import ConfigError, PlacementError
 from weft.graph import Graph

@@ -11,7 +11,7 @@ from typing import Any
 
 import weft
 from weft.cli.draw import write
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.errors import ConfigError, UsageError
 from weft.graph import Graph
 from weft.units import format_bytes

@@ -6,21 +6,25 @@
 
 Readers are threads: reading a file frees Python's lock, as a loader's processes are free of each other's. What is read
 is thrown away, so decoding is not in these figures.
+
+fio (Jens Axboe's, GPL) measures the same where it is installed: a second opinion. It reads only.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from weft.errors import UsageError
+from weft.errors import FormatError, UsageError
 from weft.measure.files import Held, forget, open_file, share_in_memory
-from weft.untrusted import shown_path
+from weft.untrusted import parse_json, shown_path
 
 CHUNK = 1 << 20
 """So much a system call reads of a whole file."""
@@ -206,3 +210,45 @@ def measure_all(
     # what was read last is in memory, if it has room: the same files in the same order
     measure(files, pattern, best, seconds, record, False, seed=len(readers) + 1)
     yield measure(files, pattern, best, seconds, record, False, seed=len(readers) + 1)
+
+
+FIO_FILES = 50
+"""So many of the largest files fio is given."""
+
+
+class FioRate(NamedTuple):
+    """A rate measured by fio: its pattern, how many readers, bytes a second in all."""
+
+    pattern: str
+    readers: int
+    bytes_per_s: float
+
+
+def has_fio() -> bool:
+    """True if fio is installed."""
+    return shutil.which("fio") is not None
+
+
+def fio_arguments(files: Sequence[Held], pattern: str, readers: int, seconds: float, block: int) -> list[str]:
+    """The command: reads of `block` bytes, in a row or at random, after the system has forgotten the files."""
+    largest = sorted(files, key=lambda held: -held.size)[:FIO_FILES]
+    names = ":".join(held.path.replace("\\", "\\\\").replace(":", "\\:") for held in largest)
+    return [
+        "fio", "--name=weft", f"--filename={names}", "--readonly", "--allow_file_create=0", "--invalidate=1",
+        f"--rw={'read' if pattern == 'in a row' else 'randread'}", f"--bs={block}", f"--numjobs={readers}", "--thread",
+        "--group_reporting", "--time_based", f"--runtime={max(1, round(seconds))}", "--ioengine=psync",
+        "--output-format=json",
+    ]  # fmt: skip
+
+
+def measure_by_fio(
+    files: Sequence[Held], pattern: str, readers: int, seconds: float, block: int
+) -> FioRate | None:
+    """The rate that fio measures; None if it fails, for example on a file system that it does not know."""
+    command = fio_arguments(files, pattern, readers, seconds, block)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds * 5 + 60, check=False)
+        found = parse_json(done.stdout[done.stdout.index("{") :], "fio's answer is no JSON")
+        return FioRate(pattern, readers, float(found["jobs"][0]["read"]["bw_bytes"]))
+    except (OSError, ValueError, LookupError, TypeError, FormatError, subprocess.TimeoutExpired):
+        return None

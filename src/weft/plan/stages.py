@@ -27,9 +27,8 @@ from weft.partition.placement import Placement
 from weft.partition.problem import LAYOUTS, Device, Problem, owners
 from weft.partition.problem import in_flight as held_by
 from weft.partition.refine import refine
-from weft.plan.effort import ACTIONS, actions_of
 from weft.plan.option import Option, Placed, options
-from weft.plan.search import Found, Place, Progress, Within, merit, recomputed, search
+from weft.plan.search import ACTIONS, Found, Place, Progress, Within, actions_of, merit, recomputed, search
 from weft.plan.v_apex import best_turn, tries, turns
 from weft.schedule import Schedule
 from weft.schedule.table import KINDS

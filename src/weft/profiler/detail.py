@@ -6,18 +6,25 @@
 
 All ranks follow the same steps, but for outliers, which each finds for itself. One in 10 is one of each ten, at another
 place each time: the multiples of 10 would have all that a script does every 50 steps, or nothing of it.
+
+A file in the folder of a recording changes that while the job runs:
+
+    {"record_steps": "1000-1010"}    in control.json: from the next step on, on every rank that sees the folder
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from weft.checks import STEPS, Steps
-from weft.errors import ConfigError
-from weft.untrusted import shown
+from weft.document import Document
+from weft.errors import ConfigError, FormatError
+from weft.untrusted import parse_json, read_text, shown
 
 OUTLIER = 1.5
 MEDIAN_OF = 64
@@ -109,3 +116,46 @@ def parse_detail(text: str) -> Detail:
         found.outliers |= bool(match[5])
         found.everything |= bool(match[6])
     return found
+
+
+NAME = "control.json"
+EVERY_S = 1.0
+LIMIT_BYTES = 1 << 16
+
+
+class Control:
+    """Looks at the file, at most once in `EVERY_S`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._looked_s = float("-inf")
+        self._seen = self._stamp()
+
+    def look(self, now_s: float) -> Detail | None:
+        """The file's request, if it has changed; a file that means nothing is told and left alone."""
+        if now_s - self._looked_s < EVERY_S:
+            return None
+        self._looked_s = now_s
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        if stamp is None:
+            return None
+        try:
+            document = Document(parse_json(read_text(self._path, LIMIT_BYTES), "it is not JSON"))
+            document.only("record_steps")
+            detail = parse_detail(document["record_steps"].text())
+        except (ConfigError, FormatError) as error:
+            _LOG.warning('%s is left alone: %s. Write {"record_steps": "100-200"}, say', self._path, error)
+            return None
+        _LOG.info("the recording goes on with the steps: %s", document["record_steps"].text())
+        return detail
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """A value that changes when somebody writes the file; None without one."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size

@@ -20,8 +20,7 @@ from pathlib import Path
 from weft.analysis.run import Facts
 from weft.errors import UsageError
 from weft.profiler.clock import Clock
-from weft.profiler.control import Control
-from weft.profiler.detail import EVERYTHING, Detail
+from weft.profiler.detail import EVERYTHING, Control, Detail
 from weft.profiler.device import DeviceTimes, Event, Moment
 from weft.profiler.facts import SUFFIX as FACTS
 from weft.profiler.format import CONTENT_CODES, HEADER_BYTES, KIND_CODES, MARK, RECORD, Header

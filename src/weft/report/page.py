@@ -15,8 +15,8 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from weft.report.embedded import embed, page_data, timeline_data
+from weft.report.shapes import text
 from weft.report.styles import STYLES, TILE
-from weft.report.svg import text
 from weft.timeline import Timeline
 
 SCRIPTS = ("spans.js", "drawing.js", "control.js")

@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterator
 
 from weft.report.png import png
-from weft.report.shapes import Box, Line, Note, Picture
+from weft.report.shapes import Box, Line, Note, Picture, svg
 from weft.report.styles import STYLES
-from weft.report.svg import svg
 from weft.timeline import MESSAGES, WORK, Span, Timeline
 
 WIDTH, LEFT, RIGHT = 1200, 80, 100

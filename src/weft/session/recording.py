@@ -62,8 +62,7 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
     if not settings.record:
         return None
     from weft.profiler.clock import Clock  # here: most jobs record nothing, and need not load the profiler
-    from weft.profiler.control import Control
-    from weft.profiler.detail import parse_detail
+    from weft.profiler.detail import Control, parse_detail
     from weft.profiler.recorder import Recorder
     from weft.profiler.steps import Book
 

@@ -18,8 +18,7 @@ from weft.session import current
 from weft.session.recording import record_outermost
 from weft.session.session import Session
 from weft.untrusted import shown, shown_path
-from weft.watch.progress import VARIABLE, on_stderr
-from weft.watch.values import ValueFile
+from weft.watch.progress import VARIABLE, ValueFile, on_stderr
 
 _Item = TypeVar("_Item")
 _log = logging.getLogger("weft")

@@ -15,10 +15,9 @@ from weft.session.cut import Cut
 from weft.session.recording import record_preparation, tell_units
 from weft.tensorflow import private
 from weft.tensorflow.delayed_parameters import make_values
-from weft.tensorflow.execution.compile import Compiled, compile_step
+from weft.tensorflow.execution.compile import Compiled, compile_phases, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
 from weft.tensorflow.execution.messages import Messages, compare_calls
-from weft.tensorflow.execution.xla import compile_phases
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.replicas.weights import Weights

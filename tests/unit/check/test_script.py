@@ -6,8 +6,7 @@ import pytest
 
 from tests.unit.check.scripts import found
 from weft.check import check_script, read_script
-from weft.check.script import LIMIT_BYTES, parse_script
-from weft.check.syntax import rewritten
+from weft.check.script import LIMIT_BYTES, parse_script, rewritten
 from weft.errors import FormatError
 
 HOSTILE = {

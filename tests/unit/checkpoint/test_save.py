@@ -13,8 +13,8 @@ import pytest
 from weft.checkpoint import shard
 from weft.checkpoint.find import faults, look
 from weft.checkpoint.index import Entry, Shard
-from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, differences, run
+from weft.checkpoint.shard import Part
 from weft.errors import CheckpointError, UsageError
 from weft.topology.mesh import Mesh
 

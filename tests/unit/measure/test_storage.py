@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UsageError
-from weft.measure import fio, storage
+from weft.measure import storage
 from weft.measure.files import Held, files_of
 from weft.measure.storage import measure, measure_all
 
@@ -82,7 +82,7 @@ def test_all_measurements_and_the_best_once_more_from_memory(files: list[Held]):
 
 def test_fio_is_given_files_with_hostile_names_and_only_reads(tmp_path: Path):
     files = [Held("/data/a:b\\c", 10), Held("/data/$(rm -rf)", 20)]
-    command = fio.arguments(files, "in a row", 2, 1.5, 4096)
+    command = storage.fio_arguments(files, "in a row", 2, 1.5, 4096)
     assert "--filename=/data/$(rm -rf):/data/a\\:b\\\\c" in command
     assert "--readonly" in command and "--rw=read" in command and "--runtime=2" in command
 
@@ -93,6 +93,8 @@ def test_an_answer_of_fio_that_makes_no_sense_is_none(tmp_path: Path, monkeypatc
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert fio.is_there() and fio.measure([Held("/data/a", 10)], "in a row", 1, 1.0, 4096) is None
+    assert (
+        storage.has_fio() and storage.measure_by_fio([Held("/data/a", 10)], "in a row", 1, 1.0, 4096) is None
+    )
     program.write_text('#!/bin/sh\necho \'note {"jobs": [{"read": {"bw_bytes": 5000}}]}\'\n')
-    assert fio.measure([Held("/data/a", 10)], "in a row", 1, 1.0, 4096) == ("in a row", 1, 5000.0)
+    assert storage.measure_by_fio([Held("/data/a", 10)], "in a row", 1, 1.0, 4096) == ("in a row", 1, 5000.0)

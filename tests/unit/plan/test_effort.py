@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.graph import Graph, Unit
-from weft.plan.effort import TOO_MANY, actions_of, affordable
 from weft.plan.option import Option, options
-from weft.plan.search import STOPPED
+from weft.plan.search import STOPPED, TOO_MANY, actions_of, affordable
 from weft.plan.stages import Placer, choices
 from weft.schedule import make
 
@@ -59,7 +58,7 @@ def test_one_option_is_tried_in_any_case():
 
 
 def test_what_is_not_tried_is_named(monkeypatch):
-    monkeypatch.setattr("weft.plan.effort.affordable.__defaults__", (200,))
+    monkeypatch.setattr("weft.plan.search.affordable.__defaults__", (200,))
     found = choices(Placer(GRAPH, 4, 8))
     assert not found[0].fault and found[-1].fault == TOO_MANY
     assert len(found) == len(options(4, 8))

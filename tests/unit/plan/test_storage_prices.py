@@ -9,7 +9,7 @@ import pytest
 from weft.errors import ConfigError
 from weft.machines.storage_prices import MONTH_S, PRICED, Bill, bill, check_prices, with_prices
 from weft.machines.storage_services import DEPLOYMENTS, GIB, SERVICES
-from weft.plan.storage_services import serving
+from weft.plan.storage import serving
 
 
 def test_each_storage_has_a_price_that_can_be_given():

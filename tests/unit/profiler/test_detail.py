@@ -15,8 +15,7 @@ from weft.analysis.run import Step
 from weft.config import resolve
 from weft.errors import ConfigError
 from weft.profiler import recorder as recorder_module
-from weft.profiler.control import NAME, Control
-from weft.profiler.detail import EVERYTHING, REPORT, SPANS_LIMIT_BYTES, Detail, parse_detail
+from weft.profiler.detail import EVERYTHING, NAME, REPORT, SPANS_LIMIT_BYTES, Control, Detail, parse_detail
 from weft.profiler.format import RECORD
 from weft.profiler.reading import read_recording
 from weft.profiler.recorder import Recorder

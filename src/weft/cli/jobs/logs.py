@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.cli.jobs.status import add_folder
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.errors import LaunchError
 from weft.launch.journal.job_status import Told, launcher_of, read
 from weft.launch.journal.journal import attempts, log_file, log_files, reader

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.jobs.status import add_folder
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.launch.journal.job_status import SAVE_S, stop
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cli.draw import wrote
-from weft.cli.graph_file import read_graph
-from weft.cli.machine import count
+from weft.cli.options import count, read_graph
 from weft.cli.plan.calibrate import check_options, run_calibration
 from weft.cli.plan.measure import measure
 from weft.cli.plan.page import report_of
@@ -31,8 +30,7 @@ from weft.machines.storage_prices import with_prices
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.plan.parallelism.own import DIVISION, parse_division
-from weft.report.plan.page import plan_page
-from weft.report.plan.report import PlanReport
+from weft.report.plan.page import PlanReport, plan_page
 from weft.units import parse_bytes, parse_rate, parse_seconds
 from weft.untrusted import read_file, shown_path, shown_text, whole
 

@@ -21,8 +21,8 @@ from weft.plan.parallelism.job import Job
 from weft.plan.parallelism.memory import LOST, RESERVED
 from weft.plan.parallelism.stage_costs import stage_costs
 from weft.plan.parallelism.supported_layouts import command, settings
+from weft.report.plan.page import PlanReport, ToWrite
 from weft.report.plan.pipeline import pipeline
-from weft.report.plan.report import PlanReport, ToWrite
 from weft.report.run.labels import Table
 from weft.topology.cluster import Link
 from weft.units import format_bytes, format_seconds

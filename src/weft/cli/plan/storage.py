@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.cli.plan.storage_tables import (
     add_prices,
     bill_cells,
@@ -25,11 +25,10 @@ from weft.cli.plan.storage_tables import (
 from weft.errors import UsageError
 from weft.machines.storage_prices import Prices, bill, with_prices
 from weft.machines.storage_services import DEPLOYMENTS, SERVICES
-from weft.measure import fio
+from weft.measure import storage
 from weft.measure.files import Held, files_of, own_file
 from weft.measure.storage import CHUNK, COLD, WARM, Rate, ladder, measure_all
-from weft.plan.storage import need_bytes_per_s, smallest
-from weft.plan.storage_services import READ_BYTES, Serving, serving
+from weft.plan.storage import READ_BYTES, Serving, need_bytes_per_s, serving, smallest
 from weft.report.run.labels import Table
 from weft.report.text import table
 from weft.units import format_bytes, parse_bytes, parse_rate, parse_seconds
@@ -100,7 +99,7 @@ class Measured(NamedTuple):
     path: str
     files: Sequence[Held]
     rates: Sequence[Rate]
-    fio: Sequence[fio.FioRate]
+    storage: Sequence[storage.FioRate]
     need: float | None
     cores: int
     memory: int
@@ -148,13 +147,13 @@ def measured(options: argparse.Namespace) -> Measured:
     with made as own:
         files = own or files_of(path)
         rates = list(measure_all(files, ladder(most), options.seconds, record, options.drop_cache))
-        beside: list[fio.FioRate] = []
+        beside: list[storage.FioRate] = []
         if options.fio:
-            if not fio.is_there():
+            if not storage.has_fio():
                 raise UsageError("fio is not installed: install it (apt install fio), or leave --fio out")
             block = record or min(CHUNK, max(held.size for held in files))
             for pattern, readers in (("in a row", 1), (rates[1].pattern, rates[-1].readers)):
-                one = fio.measure(files, pattern, readers, options.seconds, block)
+                one = storage.measure_by_fio(files, pattern, readers, options.seconds, block)
                 beside += [one] if one is not None else []
     return Measured(
         str(path), files, rates, beside, need, cores, _memory_bytes(), options.hosts, record, prices

@@ -10,8 +10,7 @@ from typing import Any
 
 from weft.machines.storage_prices import Bill, Prices
 from weft.plan.parallelism.answer import Answer
-from weft.plan.storage import Given, need_bytes_per_s
-from weft.plan.storage_services import Serving
+from weft.plan.storage import Given, Serving, need_bytes_per_s
 from weft.report.run.labels import Table
 from weft.units import format_bytes, format_seconds
 

@@ -13,8 +13,8 @@ from weft.plan.parallelism.search import Found, Plan
 from weft.plan.parallelism.stage_costs import traced_stage_costs
 from weft.plan.parallelism.supported_layouts import command, settings
 from weft.plan.parallelism.traced import MOMENTS, traced_search
+from weft.report.plan.page import PlanReport, ToWrite
 from weft.report.plan.pipeline import pipeline
-from weft.report.plan.report import PlanReport, ToWrite
 from weft.report.run.labels import Table
 from weft.report.text import table
 from weft.units import format_bytes, format_seconds

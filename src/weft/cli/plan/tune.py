@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.cli.machine import count
+from weft.cli.options import count
 from weft.config import describe, parse_assignments
 from weft.errors import ConfigError, LaunchError, UsageError
 from weft.report.text import table

@@ -14,8 +14,7 @@ from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import usable_bytes
 from weft.plan.parallelism.own import Own, price
 from weft.plan.parallelism.search import Found, Plan, search
-from weft.plan.storage import FileSystem, Given, given, need_bytes_per_s, smallest
-from weft.plan.storage_services import Serving, serving
+from weft.plan.storage import FileSystem, Given, Serving, given, need_bytes_per_s, serving, smallest
 from weft.untrusted import MOST_RANKS
 
 LARGER = ("H200", "B200")

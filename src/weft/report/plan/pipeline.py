@@ -12,7 +12,7 @@ from typing import NamedTuple
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.step import crossing_rounds
 from weft.report.picture import told
-from weft.report.plan.styles import LOOKS
+from weft.report.plan.pictures import LOOKS
 from weft.schedule import Schedule, make
 from weft.simulate import Links, Simulation, StageCost, simulate
 from weft.timeline import Span

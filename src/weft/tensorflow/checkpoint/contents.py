@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from weft.checkpoint.part import Part
+from weft.checkpoint.shard import Part
 from weft.errors import UsageError
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.names import name_variables, numbered, optimizer_state

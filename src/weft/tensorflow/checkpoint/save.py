@@ -9,8 +9,8 @@ from typing import Any
 from weft.checkpoint.agree import check_same_call, choose
 from weft.checkpoint.find import LEVELS
 from weft.checkpoint.names import check_path, check_tag
-from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
+from weft.checkpoint.shard import Part
 from weft.errors import UsageError
 from weft.tensorflow.checkpoint import contents, user_values
 from weft.tensorflow.checkpoint.contents import Contents

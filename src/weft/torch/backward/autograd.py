@@ -4,17 +4,68 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import capture, run_engine
+from weft.torch.pytorch.private import capture, gradient_hooks, hooks_are_known, run_engine
 from weft.torch.tensors.nested import replace
+
+
+class Reducer(Protocol):
+    """A reducer that averages gradients over the replicas as they arrive."""
+
+    def arrived(self, number: int) -> None: ...
+
+
+class Arrival:
+    """Tells a reducer, as long as that exists, that the gradient of parameter ``number`` has grown."""
+
+    __slots__ = ("_number", "_reducer")
+
+    def __init__(self, reducer: Reducer, number: int) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._number = number
+
+    def __call__(self, parameter: Tensor) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.arrived(self._number)
+
+
+class Forget:
+    """Calls ``forget`` with a parameter whose gradient is not to stay: the step runs for its times or shapes."""
+
+    __slots__ = ("_forget",)
+
+    def __init__(self, forget: Callable[[Tensor], None]) -> None:
+        self._forget = forget
+
+    def __call__(self, parameter: Tensor) -> None:
+        self._forget(parameter)
+
+
+def unwatched(parameter: nn.Parameter) -> bool:
+    """True if nobody but weft looks at the gradient when it grows."""
+    return hooks_are_known(parameter) and not foreign_hooks(parameter)
+
+
+def foreign_hooks(parameter: Tensor) -> bool:
+    """True if the script has hooks that run when the gradient has grown."""
+    return not all(isinstance(hook, (Arrival, Forget)) for hook in gradient_hooks(parameter))
+
+
+def announce(parameter: nn.Parameter) -> None:
+    """Do what autograd does after it has added to a gradient, where autograd did not add it."""
+    for hook in gradient_hooks(parameter):
+        hook(parameter)
+
 
 _has_gpu = functools.cache(torch.cuda.is_available)
 

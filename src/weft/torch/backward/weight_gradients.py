@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from weft.torch.backward.gradient_hooks import announce, unwatched
+from weft.torch.backward.autograd import announce, unwatched
 from weft.torch.backward.matrix_products import adder, product
 from weft.torch.pytorch.private import LEAF_NODE, NODES, is_unpacked, saved
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoint.part import Part
+from weft.checkpoint.shard import Part
 from weft.communication.serialise import Decoder
 from weft.errors import CheckpointError, UsageError
 from weft.torch.model import DistributedModel

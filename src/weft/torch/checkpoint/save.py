@@ -9,8 +9,8 @@ from typing import Any
 
 from weft.checkpoint.agree import check_same_call
 from weft.checkpoint.names import check_path, check_tag
-from weft.checkpoint.part import Part
 from weft.checkpoint.save import PendingSave, Request, SaveReport, Saves, Storage, run
+from weft.checkpoint.shard import Part
 from weft.errors import UsageError
 from weft.torch.checkpoint import named_state, restore, whole_file
 from weft.torch.checkpoint.tensor_files import stage, write_shard

@@ -15,10 +15,10 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import version
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import answer, replaced
-from weft.torch.tensor_parallel.requested import is_transposed
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
+from weft.torch.tensor_parallel.splits import is_transposed
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.nested import replace
 

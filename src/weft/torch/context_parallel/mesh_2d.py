@@ -24,11 +24,10 @@ from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
 from weft.torch.tensor_parallel.functions import answer, name_of, replaced
-from weft.torch.tensor_parallel.requested import is_transposed
 from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
-from weft.torch.tensor_parallel.splits import COLUMN, ROW
+from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS
 from weft.torch.tensors.nested import replace

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.reduce.collective import SumsPieces, Work
-from weft.torch.backward.gradient_hooks import unwatched
+from weft.torch.backward.autograd import unwatched
 from weft.torch.pytorch.private import users_of_memory
 
 

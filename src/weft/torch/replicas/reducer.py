@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.reduce.bucket import Slot, assign
-from weft.torch.backward.gradient_hooks import Arrival
+from weft.torch.backward.autograd import Arrival
 from weft.torch.pytorch.private import at_end_of_backward
 from weft.torch.replicas.buckets import AllReduceQueue, Bucket, Fused, InPlace, Sparse
 from weft.torch.replicas.replica_agreement import SPARSE, Header, Votes

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import SyncBatchNorm
 
 from weft.partition.cost import COPIES
-from weft.plan.measured.microbatches import Line
-from weft.plan.measured.resident import Resident, fewest, with_several
+from weft.plan.measured.microbatches import Line, Resident, fewest, with_several
 from weft.torch.model import DistributedModel
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session

@@ -16,8 +16,7 @@ from torch import nn
 
 from weft.errors import PlacementError, UsageError
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensor_parallel.requested import is_linear
-from weft.torch.tensor_parallel.splits import COLUMN, ROW, VOCABULARY
+from weft.torch.tensor_parallel.splits import COLUMN, ROW, VOCABULARY, is_linear
 from weft.torch.tensors.marks import MARK, WHOLE
 
 _contexts = threading.local()

@@ -14,8 +14,7 @@ from weft.import_hooks import when_imported
 from weft.torch.tensors.shards import register
 
 from .cuts import Cut, axes_of, can_cut, cut, cut_of, full_tensor, is_cut
-from .requested import refuse_whole
-from .splits import Linear, Region, Splits
+from .splits import Linear, Region, Splits, refuse_whole
 
 __all__ = [
     "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "full_tensor", "is_cut", "refuse_whole",

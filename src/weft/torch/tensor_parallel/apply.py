@@ -21,11 +21,10 @@ from .cuts import cut_in_place, is_cut, mark_copies
 from .experts import Mixture, members, misfit, misfit_of_mixture, run_sharded
 from .functions import Functions, answer, replaced
 from .linears import Entered, column, cuts_of, row
-from .requested import features
 from .rules import as_full_tensor
 from .shard_group import ShardGroup, shard_group_of
 from .sharded_activations import enters, plain
-from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits
+from .splits import COLUMN, EXPERTS, HEADS, MIXTURE, ONCE, ROW, VOCABULARY, Linear, Splits, features
 from .vocabulary import LookedUp, scores
 from .vocabulary import why_whole as why_whole_vocabulary
 

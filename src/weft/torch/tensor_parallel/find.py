@@ -31,11 +31,24 @@ from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_
 from .experts import candidates as experts_of
 from .experts.idle_experts import adopt_uncalled
 from .functions import answer, forget
-from .requested import features, is_linear, refuse_whole, wished
 from .search_trial import Stop, Trial, Watcher
 from .shard_group import ShardGroup, new_name
 from .sharded_activations import SCORES, TOKENS, watch
-from .splits import COLUMN, HEADS, HOW, MIXTURE, ROW, VOCABULARY, Linear, Region, Splits
+from .splits import (
+    COLUMN,
+    HEADS,
+    HOW,
+    MIXTURE,
+    ROW,
+    VOCABULARY,
+    Linear,
+    Region,
+    Splits,
+    features,
+    is_linear,
+    refuse_whole,
+    wished,
+)
 from .vocabulary import find_vocabulary
 
 _WANTED = "the script wants it whole"

@@ -14,11 +14,10 @@ from weft.torch.tensors.cut_weights import own
 from .attention import cuts_of_attention
 from .cuts import Cut
 from .experts import cuts_of_experts, cuts_of_mixture
-from .requested import features, is_transposed
 from .rules import as_full_tensor, as_shard, wrap
 from .shard_group import ShardGroup, leave
 from .sharded_activations import ShardedActivation, can_scatter, enters, plain, scattered
-from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear
+from .splits import COLUMN, EXPERTS, MIXTURE, VOCABULARY, Linear, features, is_transposed
 from .vocabulary import cuts_of_vocabulary
 
 

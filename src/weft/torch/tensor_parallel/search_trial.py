@@ -17,10 +17,9 @@ from weft.torch.tensors.marks import BLOCKS, TAGS
 from weft.torch.tensors.nested import tensors_in
 
 from .functions import FATAL, Functions, name_of
-from .requested import features, is_transposed
 from .rules import VIEWS, Unsplittable, new_shape, ranges_of, shard_of, shards_in, wrap
 from .shard_group import ShardGroup
-from .splits import COLUMN, ROW, pattern
+from .splits import COLUMN, ROW, features, is_transposed, pattern
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")
 _REACHES_NONE = "no linear takes its results sharded"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.torch.backward.gradient_hooks import Forget
+from weft.torch.backward.autograd import Forget
 from weft.torch.pytorch.private import storage_key, tables_of
 from weft.torch.pytorch.torch_functions import memory_written
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams

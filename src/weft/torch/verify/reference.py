@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.backward.gradient_hooks import foreign_hooks
+from weft.torch.backward.autograd import foreign_hooks
 from weft.torch.calls.placeholders import Placeholder, filled
 from weft.torch.execution.entry_points import checkpoints_seen
 from weft.torch.execution.thread_settings import current_scale

@@ -1,3 +1,7 @@
+"""What is taken for stages of equal costs, by 1F1B."""
+
+from __future__ import annotations
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +11,9 @@ from weft.plan.measured.microbatches import (
     NEAR,
     Judged,
     Line,
+    Resident,
     explain,
+    fewest,
     judge,
     numbers,
     quickest,
@@ -92,3 +98,12 @@ def test_no_part_of_a_cost_is_negative(costs: dict[int, float]):
 def test_the_words_name_what_fell_out():
     words = explain(Judged(2, 0.5), [Judged(1, fault="too large"), Judged(2, 0.5)], 6, Line(0.1, 0.1), [2, 3])
     assert "2 of 3 samples" in words and "(1: too large)" in words and "measured with 2 and 3" in words
+
+
+def test_microbatches_fit_the_fullest_rank() -> None:
+    """The others would do with fewer: one has room for all samples at once, one for half of them."""
+    ranks = [Resident(8, 100.0, Line(0.0, 10.0), limit) for limit in (1000.0, 125.0, 150.0)]
+    number, why, fits = fewest(ranks)
+    assert (number, fits) == (4, True)
+    assert "a rank takes 120 B of 125 B" in why
+    assert [fewest([rank])[0] for rank in ranks] == [1, 4, 2]

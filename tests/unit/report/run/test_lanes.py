@@ -9,8 +9,7 @@ import pytest
 
 from tests.unit.report.run.reports import MS, made, report
 from weft.analysis.analysis import Analysis
-from weft.report.run.ideal import ideal_step
-from weft.report.run.lanes import lanes
+from weft.report.run.lanes import ideal_step, lanes
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.torch.backward.gradient_hooks import Arrival
+from weft.torch.backward.autograd import Arrival
 from weft.torch.backward.weight_gradients import add_grad, add_product
 from weft.torch.replicas.buckets import InPlace, empty_like, fits
 

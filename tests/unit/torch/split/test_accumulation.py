@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.launching import run_ranks
 from tests.long import one_in
-from weft.plan.measured.microbatches import Line
-from weft.plan.measured.resident import Resident, fewest
+from weft.plan.measured.microbatches import Line, Resident, fewest
 
 SCRIPT = """\
 import copy

@@ -1,4 +1,4 @@
-"""Options that describe a machine: memory, speeds, links."""
+"""Options that several commands take: a graph's file, and a machine's memory, speeds and links."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from weft.errors import ConfigError
+from weft.graph import Graph, read_profile
 from weft.simulate import FREE, Links
 from weft.topology.cluster import Cluster, Link
-from weft.untrusted import MOST_ACTIONS, MOST_RANKS, MOST_STAGES, shown_text, whole
+from weft.untrusted import MOST_ACTIONS, MOST_RANKS, MOST_STAGES, read_file, shown_text, whole
+
+
+def read_graph(path: str) -> Graph:
+    """The graph in a file: weft's JSON if it begins with a brace or bracket, else a profile.
+
+    Raises:
+        FormatError: If there is no such file, or it is neither.
+    """
+    return read_file(path, _parse)
+
+
+def _parse(text: str) -> Graph:
+    return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)
+
 
 T = TypeVar("T")
 
