@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "launch/running",
-        "launch/running/restart_loop.py",
+        "launch/running/restarts.py",
         "    if len(left) < job.least_hosts:\n",
         "    if len(left) <= job.least_hosts:\n",
         "ends a job that has exactly as many hosts left as --min-hosts asks for",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import weft
-from weft.cli.jobs.followed import follow
+from weft.cli.followed import follow
 from weft.cli.options import count
 from weft.config import Settings
 from weft.errors import LaunchError

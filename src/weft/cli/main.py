@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import weft
-from weft.cli import check, doctor, draw, partition, plan, report, run, simulate, trace, verify
-from weft.cli.jobs import logs, status, stop
+from weft.cli import check, doctor, draw, jobs, partition, plan, report, run, simulate, trace, verify
 from weft.cli.live import top
 from weft.cli.plan import storage, tune
 from weft.errors import WeftError
@@ -51,9 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in (
         run,
-        status,
-        logs,
-        stop,
+        jobs,
         doctor,
         report,
         top,

@@ -29,7 +29,7 @@ from weft.launch.discovery import TOKEN
 from weft.launch.engines import mpirun
 from weft.launch.environ import RANK_DEFAULTS
 from weft.launch.rank import FILE, MODULE
-from weft.launch.running import restart_loop
+from weft.launch.running import restarts
 from weft.launch.running.job import Job
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
@@ -218,7 +218,7 @@ def main(options: argparse.Namespace) -> int:
             restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
             recording=settings.record,
         )  # fmt: skip
-        code = restart_loop.run(job)
+        code = restarts.run(job)
     least = options.min_hosts * where.ranks_per_host or options.ranks
     lacking = not_here(Path(settings.record), before, least) if hosts.there and settings.record else ""
     if lacking and options.report:

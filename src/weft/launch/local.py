@@ -33,9 +33,8 @@ from weft.launch.root_cause import (
     standing,
     victims_text,
 )
-from weft.launch.running.job import Job, usable_cores
+from weft.launch.running.job import Failed, Job, usable_cores
 from weft.launch.running.local_ranks import Here
-from weft.launch.running.restarts import Failed
 from weft.terminal_text import LINES, visible
 from weft.watch import before_init, failed
 from weft.watch.board import read_reports

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import ConfigError
 from weft.machines.accelerator import Accelerator
-from weft.machines.storage_prices import MOST, Prices, check_prices
-from weft.machines.storage_services import SERVICES, Service
+from weft.machines.storage import MOST, SERVICES, Prices, Service, check_prices
 from weft.topology.cluster import Link
 
 

@@ -15,8 +15,8 @@
 What stands for what: `weft.machines.host.Host`, `weft.machines.accelerator.Accelerator`, `weft.machines.host.Conduct`.
 An accelerator may be a known name instead of an object. What may be left out: `conduct`, `memory`, `price_per_hour`,
 `storage` (what a host's own disks give, "7GB/s"), `storage_size` (what they hold, "8TB"), `services` (figures of
-`weft.machines.storage_services` that are known better: {"GCS": {"connection": "60MB/s"}}), `storage_prices` (those of
-`weft.machines.storage_prices`: {"S3": {"gib_month": 0.02}}), `sharing` (a link, of parameters that ranks share), `sums`
+`weft.machines.storage` that are known better: {"GCS": {"connection": "60MB/s"}}), `storage_prices` (those of
+`weft.machines.storage`: {"S3": {"gib_month": 0.02}}), `sharing` (a link, of parameters that ranks share), `sums`
 and `tokens` (links, of tensors of cut layers: all-reduced, or all-gathered and reduce-scattered along tokens), and an
 accelerator's shares: those that are left out count as assumed, as what `assumed` says does.
 """
@@ -32,8 +32,7 @@ from weft.errors import FormatError
 from weft.machines.accelerator import DTYPES, Accelerator
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host
-from weft.machines.storage_prices import PRICED, Prices
-from weft.machines.storage_services import FIGURES, SERVICES, Service
+from weft.machines.storage import FIGURES, PRICED, SERVICES, Prices, Service
 from weft.topology.cluster import Link
 from weft.units import parse_bytes, parse_rate
 from weft.untrusted import MOST_RANKS

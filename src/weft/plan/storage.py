@@ -19,8 +19,7 @@ import math
 from dataclasses import dataclass
 
 from weft.errors import ConfigError
-from weft.machines.storage_prices import Bill, Prices, bill
-from weft.machines.storage_services import DEPLOYMENTS, GIB, Service
+from weft.machines.storage import DEPLOYMENTS, GIB, Bill, Prices, Service, bill
 
 MB = 10**6
 
@@ -204,7 +203,7 @@ def serving(
     Raises:
         ConfigError: One of these is nothing.
 
-    >>> from weft.machines.storage_services import SERVICES
+    >>> from weft.machines.storage import SERVICES
     >>> found = serving(SERVICES["S3"], 10e9, hosts=4)
     >>> found.connections, found.units, found.unit
     (30, 1, ('prefix', 'prefixes'))

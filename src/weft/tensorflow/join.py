@@ -29,8 +29,7 @@ from weft.session.session import JUDGE_S, timeout_of
 from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
-from weft.tensorflow.session.observed import observe
-from weft.tensorflow.session.session import Session, present, session
+from weft.tensorflow.session.session import Session, observe, present, session
 from weft.tensorflow.session.wire import TRAVEL
 from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh

@@ -21,8 +21,7 @@ from weft.tensorflow.execution.messages import Messages, compare_calls
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.replicas.weights import Weights
-from weft.tensorflow.session.freeing import free_others
-from weft.tensorflow.session.session import Session, session
+from weft.tensorflow.session.session import Session, free_others, session
 from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare

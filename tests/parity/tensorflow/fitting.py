@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from weft.tensorflow.session.freeing import is_here
+from weft.tensorflow.session.session import is_here
 
 ROWS, BATCH, EPOCHS = 28, 4, 3
 

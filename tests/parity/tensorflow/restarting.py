@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from weft.tensorflow.session.freeing import is_here
+from weft.tensorflow.session.session import is_here
 
 
 def main() -> None:

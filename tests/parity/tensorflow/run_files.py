@@ -22,7 +22,7 @@ from tests.parity.tensorflow.run_checks import begin, near, rank_of, refuses
 from tests.parity.tensorflow.run_keras import CROSS, Tagger, rows, seeded, words
 from tests.parity.worker import arguments, work
 from weft.errors import CheckpointError, UsageError, WeftError
-from weft.tensorflow.session.freeing import is_here
+from weft.tensorflow.session.session import is_here
 
 L = keras.layers
 CHECKS: dict[str, Callable[[int], None]] = {}

@@ -18,8 +18,7 @@ import tensorflow as tf
 import weft.tensorflow as weft
 import weft.tensorflow.checkpoint.save as saving
 from weft.errors import CheckpointError, PeerError, UsageError
-from weft.tensorflow.session.freeing import free_others, is_here
-from weft.tensorflow.session.session import session
+from weft.tensorflow.session.session import free_others, is_here, session
 
 CLASSES, FEATURES = 3, 6
 PARTITIONS = min(2, int(os.environ.get("WORLD_SIZE", "1")))

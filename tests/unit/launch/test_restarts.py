@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from weft.launch.running import restart_loop
-from weft.launch.running.job import Host, Job
-from weft.launch.running.restarts import Failed, backoff_s, in_a_row, reason_to_stop
+from weft.launch.running import restarts
+from weft.launch.running.job import Failed, Host, Job
+from weft.launch.running.restarts import backoff_s, in_a_row, reason_to_stop
 
 KILLED = Failed("rank 1 was killed", "", 7, 0, 137)
 RAISED = Failed("rank 0 failed: ValueError: no", "ValueError: no", None, 0, 1)
@@ -92,10 +92,10 @@ class Launched:
 def test_attempts(
     ends: list[Any], code: int, waits: list[float], report: str, monkeypatch: Any, capsys: Any
 ):  # fmt: skip
-    monkeypatch.setattr(restart_loop, "Launcher", Launched)
+    monkeypatch.setattr(restarts, "Launcher", Launched)
     monkeypatch.setattr(Launched, "ends", ends, raising=False)
     waited: list[float] = []
-    assert restart_loop.run(JOB, lambda seconds: waited.append(seconds) or 0) == code
+    assert restarts.run(JOB, lambda seconds: waited.append(seconds) or 0) == code
     assert waited == waits
     told = capsys.readouterr().err
     assert f"weft: {report}" in told if report else told == ""
@@ -103,11 +103,11 @@ def test_attempts(
 
 
 def test_a_signal_before_a_restart_ends_the_job(monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    monkeypatch.setattr(restart_loop, "Launcher", Launched)
+    monkeypatch.setattr(restarts, "Launcher", Launched)
     monkeypatch.setattr(Launched, "ends", [KILLED, 0], raising=False)
-    monkeypatch.setattr(restart_loop.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(restarts.time, "sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    assert restart_loop.run(JOB) == 143
+    assert restarts.run(JOB) == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().err == "weft: restart 1 of 5 in 1 s\n"
 
@@ -117,13 +117,13 @@ HOSTS = [Host(name, ["ssh", name]) for name in ("a", "b", "c")]
 
 def test_a_job_goes_on_with_the_hosts_that_are_left(capsys: pytest.CaptureFixture[str]):
     job = Job(["train.py"], 6, {"WEFT_SET": '{"partitions": 2}'}, hosts=HOSTS, least_hosts=2)
-    left, reason = restart_loop.without(job, ["b"])
+    left, reason = restarts.without(job, ["b"])
     assert ([host.name for host in left.hosts], left.ranks, reason) == (["a", "c"], 4, "")
     assert "weft: goes on without b: 4 ranks on a, c\n" in capsys.readouterr().err
-    assert restart_loop.without(job, ["a", "b"]) == (job, "without a, b there are 1 hosts (--min-hosts 2)")
-    assert restart_loop.without(job, []) == (job, "")
-    assert restart_loop.without(replace(job, least_hosts=0), ["b"]) == (replace(job, least_hosts=0), "")
+    assert restarts.without(job, ["a", "b"]) == (job, "without a, b there are 1 hosts (--min-hosts 2)")
+    assert restarts.without(job, []) == (job, "")
+    assert restarts.without(replace(job, least_hosts=0), ["b"]) == (replace(job, least_hosts=0), "")
     odd = replace(job, environ={"WEFT_SET": '{"partitions": 3}'})
-    assert restart_loop.without(odd, ["b"])[1].startswith(
+    assert restarts.without(odd, ["b"])[1].startswith(
         "without b there are 4 ranks, which the settings do not fit: 4 processes cannot be divided"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from weft.errors import ConfigError
 from weft.machines.catalogue import INSTANCES
-from weft.machines.storage_services import DEPLOYMENTS, GIB, SERVICES, Service
+from weft.machines.storage import DEPLOYMENTS, GIB, SERVICES, Service
 from weft.plan.storage import file_system, need_bytes_per_s, serving, smallest
 
 

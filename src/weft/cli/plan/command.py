@@ -26,7 +26,7 @@ from weft.machines.accelerator import DTYPES
 from weft.machines.cluster import EXAMPLE, parse_cluster
 from weft.machines.host import Host, Machines
 from weft.machines.machine_file import host_from_json
-from weft.machines.storage_prices import with_prices
+from weft.machines.storage import with_prices
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
 from weft.plan.parallelism.own import DIVISION, parse_division

@@ -23,8 +23,7 @@ from weft.cli.plan.storage_tables import (
     services_table,
 )
 from weft.errors import UsageError
-from weft.machines.storage_prices import Prices, bill, with_prices
-from weft.machines.storage_services import DEPLOYMENTS, SERVICES
+from weft.machines.storage import DEPLOYMENTS, SERVICES, Prices, bill, with_prices
 from weft.measure import storage
 from weft.measure.files import Held, files_of, own_file
 from weft.measure.storage import CHUNK, COLD, WARM, Rate, ladder, measure_all
@@ -99,7 +98,7 @@ class Measured(NamedTuple):
     path: str
     files: Sequence[Held]
     rates: Sequence[Rate]
-    storage: Sequence[storage.FioRate]
+    fio: Sequence[storage.FioRate]
     need: float | None
     cores: int
     memory: int

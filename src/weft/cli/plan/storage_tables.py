@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from weft.machines.storage_prices import Bill, Prices
+from weft.machines.storage import Bill, Prices
 from weft.plan.parallelism.answer import Answer
 from weft.plan.storage import Given, Serving, need_bytes_per_s
 from weft.report.run.labels import Table

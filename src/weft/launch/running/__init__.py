@@ -1,4 +1,4 @@
 """Jobs of weft's own launcher: what is to run, and what follows when it fails.
 
-job -> weft.launch.local (one attempt) -> again (the next one), by what restarts decides
+job -> weft.launch.local (one attempt) -> restarts (whether and when the next one)
 """

@@ -67,6 +67,26 @@ class Process(Protocol):
         """The exit code, after the end of the process."""
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The failure of an attempt.
+
+    Attributes:
+        headline: Who is to blame, for what.
+        said: The exception; empty for a process that ended without a word.
+        step: The step that the rank to blame was in, counted over restarts if the script uses ``weft.checkpoints``;
+            0 before the first, None if weft knows nothing of steps.
+        saves: How many checkpoints had appeared in this attempt.
+        code: The exit code that it deserves.
+    """
+
+    headline: str
+    said: str
+    step: int | None
+    saves: int
+    code: int
+
+
 def usable_cores() -> int:
     """The number of processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from weft.errors import ConfigError
 from weft.machines.catalogue import ACCELERATORS, host_of
 from weft.machines.host import Machines
-from weft.machines.storage_prices import bill
-from weft.machines.storage_services import DEPLOYMENTS
+from weft.machines.storage import DEPLOYMENTS, bill
 from weft.plan.parallelism.guide import Advice, fewest_microbatches, guide
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.memory import usable_bytes

@@ -14,8 +14,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.session.collectives import agree_on
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.tensor_files import array_of
-from weft.tensorflow.session.freeing import free_others, is_here
-from weft.tensorflow.session.session import Session, session
+from weft.tensorflow.session.session import Session, free_others, is_here, session
 
 
 def save_model(model: Any, save_path: str | Path) -> None:

@@ -30,8 +30,7 @@ from weft.tensorflow.checkpoint.export import check_loadable, gathered
 from weft.tensorflow.checkpoint.names import fit, name_variables, optimizer_state, variables_of
 from weft.tensorflow.checkpoint.restore import AllRanks
 from weft.tensorflow.checkpoint.tensor_files import array_of
-from weft.tensorflow.session.freeing import free_others, is_here
-from weft.tensorflow.session.session import Session, session
+from weft.tensorflow.session.session import Session, free_others, is_here, session
 from weft.untrusted import parse_json, shown_text
 
 FAILED = (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.held import reading
-from weft.tensorflow.session.freeing import name_of
+from weft.tensorflow.session.session import name_of
 
 _COUNTED = re.compile(r"_\d+(?=/|#|$)")
 

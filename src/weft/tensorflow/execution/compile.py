@@ -20,8 +20,7 @@ from weft.tensorflow.execution.executor import Runnable
 from weft.tensorflow.execution.functions import Cutter, PhaseFunction
 from weft.tensorflow.execution.messages import Watcher
 from weft.tensorflow.execution.program import make_program
-from weft.tensorflow.session.freeing import name_of
-from weft.tensorflow.session.session import Session
+from weft.tensorflow.session.session import Session, name_of
 from weft.tensorflow.split.alike import at_one_place, fixed_of, units_of, with_twins
 from weft.tensorflow.split.decide import Decision, agree
 from weft.tensorflow.split.phases import EVERYWHERE, NotInOrder, Phases, place_operations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +16,7 @@ from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
 from weft.session.session import Closable
+from weft.tensorflow import private
 from weft.transport.channel import Channel
 from weft.transport.groups import GroupPort, default_takes_host_tensors
 
@@ -120,3 +122,58 @@ def session() -> Session:
 def present() -> Session | None:
     """The present session, if there is one."""
     return cast("Session | None", current.present())
+
+
+def free_others(models: Sequence[Any]) -> None:
+    """Give back the memory of all variables of ``models`` that another partition owns.
+
+    Their handles, and with these their keys, are others afterwards; the models know. A variable that no step has used
+    yet is of no partition, and keeps its value on every rank.
+    """
+    own = session().position("pp")
+    for model in models:
+        for variable in model.all_variables():
+            owner = model.owner_of(variable)
+            if owner is None or owner == own or not (is_here(variable) or private.waits(variable)):
+                continue
+            former = private.key_of(private.handle_of(variable))
+            private.free(variable, f"{name_of(variable)}, a variable of partition {owner}")
+            for each in models:
+                each.follow(former, private.key_of(private.handle_of(variable)))
+
+
+def is_here(variable: Any) -> bool:
+    """True if a variable has a value on this rank."""
+    return not private.uninitialised(private.underlying(variable))
+
+
+def name_of(variable: Any) -> str:
+    """The name of a variable of Keras (its path) or of TensorFlow."""
+    return str(getattr(variable, "path", None) or variable.name.partition(":")[0])
+
+
+def observe(session: Session) -> list[Callable[[], None]]:
+    """From now on these have spans; what is returned ends that.
+
+    Inside of a ``tf.function``, as Keras's ``fit`` has it, Python is called before and after the operations.
+    """
+    return [
+        private.watch_iterators(*_calls(session, "data")),
+        private.watch_updates(*_calls(session, "optimizer")),
+    ]
+
+
+def _calls(session: Session, kind: str) -> tuple[Callable[[], int], Callable[[], int]]:
+    """The functions to call before and after something that becomes a span."""
+    began: list[float] = []
+
+    def before() -> int:
+        began[:] = [time.perf_counter()]
+        return 0
+
+    def after() -> int:
+        if began and session.recorder is not None:
+            session.recorder.add(kind, session.steps or -1, -1, began.pop(), time.perf_counter())
+        return 0
+
+    return before, after

@@ -12,7 +12,7 @@ from itertools import combinations, permutations
 from typing import Any
 
 from weft.tensorflow import private
-from weft.tensorflow.session.freeing import name_of
+from weft.tensorflow.session.session import name_of
 from weft.tensorflow.split.units import Units, make_units, variable_sets
 from weft.tensorflow.trace.operations import Record
 

@@ -328,7 +328,7 @@ def test_a_job_that_is_long_in_going(followed, monkeypatch, capsys: pytest.Captu
 
 def test_nobody_reads_the_output(followed, monkeypatch):
     fake, run = followed
-    monkeypatch.setattr("weft.cli.jobs.followed._print", lambda line: (_ for _ in ()).throw(BrokenPipeError))
+    monkeypatch.setattr("weft.cli.followed._print", lambda line: (_ for _ in ()).throw(BrokenPipeError))
     name = "train-node-0-0-x"
     with suppress(BrokenPipeError):
         assert (
@@ -340,7 +340,7 @@ def test_nobody_reads_the_output(followed, monkeypatch):
 
 def test_without_the_package_the_plan_is_printed(followed, monkeypatch, capsys: pytest.CaptureFixture[str]):
     fake, run = followed
-    monkeypatch.setattr("weft.cli.jobs.followed.is_installed", lambda: False)
+    monkeypatch.setattr("weft.cli.followed.is_installed", lambda: False)
     assert run(options=["-x", "MY_TOKEN=0123456"]) == 2
     captured = capsys.readouterr()
     assert '"kind": "TrainJob"' in captured.out and "0123456" not in captured.out

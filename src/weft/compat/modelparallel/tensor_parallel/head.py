@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.compat.modelparallel.tensor_parallel.base import DistributedModule, items_of
+from weft.compat.modelparallel.tensor_parallel.layer import DistributedTransformer
 from weft.errors import UsageError
-
-from .base import DistributedModule, items_of
-from .layer import DistributedTransformer
 
 _seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models whose first mask was looked at; not every one, for a GPU would be waited for."""

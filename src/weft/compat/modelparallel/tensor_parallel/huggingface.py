@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.compat.modelparallel.tensor_parallel.translation import from_hf, layer_from_hf, layer_to_hf, to_hf
 from weft.errors import UsageError
-
-from .translation import from_hf, layer_from_hf, layer_to_hf, to_hf
 
 Translate = Callable[..., dict[str, Any]]
 Hooks = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]

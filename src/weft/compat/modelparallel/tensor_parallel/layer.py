@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.compat.modelparallel.tensor_parallel.base import DistributedModule, check_options, items_of
+from weft.compat.modelparallel.tensor_parallel.parts import (
+    DistributedAttentionLayer,
+    DistributedTransformerOutputLayer,
+)
 from weft.errors import UsageError
-
-from .base import DistributedModule, check_options, items_of
-from .parts import DistributedAttentionLayer, DistributedTransformerOutputLayer
 
 
 class DistributedTransformerLayer(DistributedModule):

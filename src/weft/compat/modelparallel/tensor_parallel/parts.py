@@ -1,4 +1,4 @@
-"""The two halves of a transformer layer: attention, and the two linears after it."""
+"""The parts of the original's transformer: attention, the two linears after it, linears and embeddings as PyTorch's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,54 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.compat.modelparallel.layers import alibi
+from weft.compat.modelparallel.tensor_parallel.base import (
+    DistributedModule,
+    activation_of,
+    check_norms,
+    check_options,
+    fill,
+    items_of,
+)
 from weft.errors import UsageError
 
-from . import rotary
-from .base import DistributedModule, activation_of, check_norms, check_options, fill, items_of
+
+class DistributedLinear(nn.Linear):
+    """``nn.Linear``."""
+
+
+class DistributedEmbedding(nn.Embedding):
+    """``nn.Embedding``; weights are drawn from a normal distribution with the deviation ``initializer_range``."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *args: Any, **kwargs: Any) -> None:
+        deviation = kwargs.pop("initializer_range", 0.02)
+        for name in ("_skip_allgather", "_skip_scatter_and_merge"):
+            kwargs.pop(name, None)
+        super().__init__(num_embeddings, embedding_dim, *args, **kwargs)
+        if kwargs.get("_weight") is None:
+            nn.init.normal_(self.weight, std=deviation)
+
+
+def check_rotary(rotary_dim: int | None, head_size: int) -> None:
+    """Raise :class:`UsageError` for a number of features that cannot be turned in pairs."""
+    if rotary_dim is not None and (rotary_dim % 2 or not 0 < rotary_dim <= head_size):
+        raise UsageError(
+            f"rotary_dim is {rotary_dim}: choose an even number up to attention_head_size, {head_size}"
+        )
+
+
+def turned(states: Any, rotary_dim: int) -> Any:
+    """Queries or keys [N, heads, S, head size], of which the first ``rotary_dim`` features know their position.
+
+    Features 2i and 2i + 1 of position p are turned by the angle p / 10000^(2i / rotary_dim) (Su et al., arXiv
+    2104.09864), as GPT-J has them.
+    """
+    device = states.device
+    speeds = 10000.0 ** -(torch.arange(0, rotary_dim, 2, device=device) / rotary_dim)
+    angles = torch.arange(states.shape[-2], device=device)[:, None] * speeds
+    sin, cos = angles.sin().to(states.dtype), angles.cos().to(states.dtype)
+    even, odd = states[..., :rotary_dim].unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+    return torch.cat((pairs, states[..., rotary_dim:]), -1) if rotary_dim < states.shape[-1] else pairs
 
 
 class _Half(DistributedModule):
@@ -93,7 +137,7 @@ class DistributedAttentionLayer(_Half):
                 f"window_size is {window_size}, and causal_mask_size {causal_mask_size}: a window is for a causal "
                 "mask, and has at least 1 position"
             )
-        rotary.check(rotary_dim, attention_head_size)
+        check_rotary(rotary_dim, attention_head_size)
         width = num_attention_heads * attention_head_size
         self.heads, self.head_size = num_attention_heads, attention_head_size
         self.attention_dropout_prob = attention_dropout_prob
@@ -124,7 +168,7 @@ class DistributedAttentionLayer(_Half):
             for each in (self.query(normed), self.key(seen), self.value(seen))
         )
         if self.rotary_dim is not None:
-            query, key = rotary.turned(query, self.rotary_dim), rotary.turned(key, self.rotary_dim)
+            query, key = turned(query, self.rotary_dim), turned(key, self.rotary_dim)
         mixed = self._attend(query, key, value, mask)
         dense: Tensor = self.dense(mixed.transpose(1, 2).flatten(2))
         return dense

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.compat.modelparallel.tensor_parallel.head import DistributedTransformerLMHead
 from weft.errors import UsageError
-
-from .head import DistributedTransformerLMHead
 
 State = dict[str, Any]
 

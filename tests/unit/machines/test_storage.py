@@ -7,8 +7,17 @@ import math
 import pytest
 
 from weft.errors import ConfigError
-from weft.machines.storage_prices import MONTH_S, PRICED, Bill, bill, check_prices, with_prices
-from weft.machines.storage_services import DEPLOYMENTS, GIB, SERVICES
+from weft.machines.storage import (
+    DEPLOYMENTS,
+    GIB,
+    MONTH_S,
+    PRICED,
+    SERVICES,
+    Bill,
+    bill,
+    check_prices,
+    with_prices,
+)
 from weft.plan.storage import serving
 
 

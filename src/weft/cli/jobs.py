@@ -1,8 +1,9 @@
-"""`weft logs`: what one rank of a job has written, and what it goes on to write."""
+"""`weft status`, `weft logs`, `weft stop`: what the folder of a job says of it, and how it is ended."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,35 +12,72 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from weft.cli.jobs.status import add_folder
 from weft.cli.options import count
 from weft.errors import LaunchError
-from weft.launch.journal.job_status import Told, launcher_of, read
+from weft.launch.journal.job_status import SAVE_S, Told, launcher_of, read, stop
 from weft.launch.journal.journal import attempts, log_file, log_files, reader
 from weft.terminal_text import LINES, visible
 from weft.untrusted import shown_path, translated
+
+
+def add_parser(commands: Any) -> None:
+    _add_status(commands)
+    _add_logs(commands)
+    _add_stop(commands)
+
+
+def _add_status(commands: Any) -> None:
+    parser = commands.add_parser(
+        "status",
+        help="what a job does that was started with --log-dir",
+        description="Says whether a job runs, its ranks, and why its attempts failed.",
+    )
+    _add_folder(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON, with all events since the job's start")
+    parser.set_defaults(handler=show_status)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="what weft run --log-dir was given")
+
+
+def show_status(options: argparse.Namespace) -> int:
+    told = read(Path(options.folder))
+    if not options.json:
+        print("\n".join(told.lines()))
+        return 0
+    values = {
+        "running": bool(told.pid),
+        "code": told.code,
+        "failure": told.failure,
+        "step": told.step,
+        "files": told.standing.as_dict(),
+    }
+    print(json.dumps({**values, "run": told.run, "events": told.events}, indent=1))
+    return 0
+
 
 _TICK_S = 0.1
 _PART_BYTES = 1 << 16
 
 
-def add_parser(commands: Any) -> None:
+def _add_logs(commands: Any) -> None:
     parser = commands.add_parser(
         "logs",
         help="what a rank of a job has written, started with --log-dir",
         description="Prints what one rank has written since its job was started last.",
     )
-    add_folder(parser)
+    _add_folder(parser)
     parser.add_argument("--rank", metavar="R", type=count, default=0, help="which rank (default: 0)")
     parser.add_argument(
         "--attempt", metavar="N", type=count,
         help="which start, by the number of its folder attempt-N (default: the newest)",
     )  # fmt: skip
     parser.add_argument("--follow", action="store_true", help="go on until the job ends, over its restarts")
-    parser.set_defaults(handler=main)
+    parser.set_defaults(handler=show_logs)
 
 
-def main(options: argparse.Namespace) -> int:
+def show_logs(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     told = read(folder)
     ranks = told.run.get("ranks")
@@ -112,3 +150,23 @@ def _show(out: Any, data: bytes) -> None:
         out.flush()
         out.buffer.write(data)
     out.flush()
+
+
+def _add_stop(commands: Any) -> None:
+    parser = commands.add_parser(
+        "stop",
+        help="end a job that was started with --log-dir",
+        description="Asks a job on this machine to save and end, ends it if it takes too long, and then kills it.",
+    )
+    _add_folder(parser)
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=count, default=int(SAVE_S),
+        help=f"how long the job may take to save (default: {SAVE_S:.0f}); 0 ends it at once",
+    )  # fmt: skip
+    parser.set_defaults(handler=stop_job)
+
+
+def stop_job(options: argparse.Namespace) -> int:
+    told = stop(Path(options.folder), options.wait, lambda text: print(f"weft stop: {text}", flush=True))
+    print(f"weft stop: it ended, exit code {told.code}" if told.code is not None else "weft stop: it is gone")
+    return 0
