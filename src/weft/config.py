@@ -538,16 +538,13 @@ def _tensor_faults(partitions: int, degrees: Mapping[str, int], world_size: int)
     if world_size % ranks == 0 or world_size % partitions:
         return []
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    named = " and ".join(f"{name} is {degree}" for name, degree in degrees.items())
     whole = " or ".join(f'"{name}": 1' for name in degrees)
     return [
-        f"{_named(degrees)} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
+        f"{named} with {partitions} partition{'s' * (partitions > 1)}, which takes {ranks} "
         f"processes for a replica, but the job has {processes}: start a multiple of {ranks} processes (weft "
         f"run -n {ranks}), or write {whole}"
     ]
-
-
-def _named(degrees: Mapping[str, int]) -> str:
-    return " and ".join(f"{name} is {degree}" for name, degree in degrees.items())
 
 
 def _sharers_faults(partitions: int, degrees: Mapping[str, int], degree: int, world_size: int) -> list[str]:

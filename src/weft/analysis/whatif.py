@@ -135,7 +135,8 @@ class _Trial:
 
     def _straggler(self) -> Iterator[Change]:
         partitions = self.analysis.partitions
-        factors = at_peers_speed(self.replay, partitions, self._expected())
+        expected = {partition: sum(costs) for partition, costs in pass_costs(self.analysis.run).items()}
+        factors = at_peers_speed(self.replay, partitions, expected)
         slow = {rank: [factor for (own, _), factor in factors.items() if own == rank] for rank in partitions}
         means = {rank: statistics.fmean(own) for rank, own in slow.items() if own}
         ranks = tuple(rank for rank, mean in means.items() if mean < SLOW)
@@ -154,10 +155,6 @@ class _Trial:
         else:
             speed = "in all steps as fast as in most"
         yield self._replayed("straggler", f"{who} {speed}", "", changed, ranks)
-
-    def _expected(self) -> dict[int, float]:
-        """For each partition what its units were measured to take."""
-        return {partition: sum(costs) for partition, costs in pass_costs(self.analysis.run).items()}
 
     def _otherwise(self) -> Iterator[Change]:
         """Other numbers of microbatches, and other schedules."""

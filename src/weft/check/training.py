@@ -77,7 +77,7 @@ class Training:
         self.steps = {step.function.name: step for step in self._steps()}
         self.models = {*self._made(f"{WEFT}.DistributedModel")}
         self.optimizers = {*self._made(f"{WEFT}.DistributedOptimizer")}
-        self.loops = [*dict.fromkeys(self._loops())]
+        self.loops = [*dict.fromkeys(loop for call in self._trains() for loop in self._around(call, DEPTH))]
         self.loaders = [*self._loaders()]
         self.read = self._results()
 
@@ -116,10 +116,6 @@ class Training:
             outside = last_name(call.func) == "backward" and self.step_of(call) is None
             if outside or (step is not None and step.trains):
                 yield call
-
-    def _loops(self) -> Iterator[Loop]:
-        for call in self._trains():
-            yield from self._around(call, DEPTH)
 
     def _around(self, node: ast.AST, depth: int) -> Iterator[Loop]:
         """The innermost loops that come to a node, also through functions that are called by their names."""

@@ -71,7 +71,7 @@ class Meeting:
         last_look = started = time.monotonic()
         while missing:
             for rank in [rank for rank in missing if self._has("here", rank)]:
-                came[rank] = self._text("here", rank)
+                came[rank] = bytes(self.store.get(self._key("here", rank))).decode()
                 missing.remove(rank)
             now = time.monotonic()
             if missing and now - last_look > _LOOK_S:
@@ -185,9 +185,6 @@ class Meeting:
 
     def _has(self, kind: str, rank: int) -> bool:
         return bool(self.store.check([self._key(kind, rank)]))
-
-    def _text(self, kind: str, rank: int) -> str:
-        return bytes(self.store.get(self._key(kind, rank))).decode()
 
     def _key(self, kind: str, rank: int | None = None) -> str:
         return f"checkpoint/{self.name}/{kind}" + ("" if rank is None else f"/{rank}")

@@ -185,17 +185,14 @@ def simulated_s(
     layout = placed.rank_of_stage or problem.owners
     option = option or base_option(problem)
     if placed.rank_of_stage and option.like is None:
-        option = Option("list", like=option.schedule, chunks=option.chunks, splits=_splits(option))
+        splits = option.splits or KINDS[option.schedule].splits
+        option = Option("list", like=option.schedule, chunks=option.chunks, splits=splits)
     stages = recomputed(placed.stages, placed.edges) if option.recompute else placed.stages
     if option.like is None:
         made = _pattern(replace(option, recompute=False), problem.partitions, microbatches)
     else:
         made = option.actions(problem.partitions, microbatches, stages, links, None, layout)
     return simulate(made.ranks, made.rank_of_stage, stages, links, edges=placed.edges).step_s
-
-
-def _splits(option: Option) -> bool:
-    return option.splits or KINDS[option.schedule].splits
 
 
 @cache

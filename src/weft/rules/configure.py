@@ -173,8 +173,10 @@ def wanted(names: Iterable[str], rules: Iterable[Rule]) -> list[str]:
 
 def failing(findings: Iterable[Finding], names: Sequence[str]) -> list[Finding]:
     """The findings that `names`, as `wanted` gives them, ask for: of a rule that is named those from a warning on."""
-    return [each for each in findings if any(_matches(each, name) for name in names)]
-
-
-def _matches(finding: Finding, name: str) -> bool:
-    return finding.status in LEVELS.get(name, LEVELS["any"]) and name in (finding.rule, *LEVELS)
+    return [
+        each
+        for each in findings
+        if any(
+            each.status in LEVELS.get(name, LEVELS["any"]) and name in (each.rule, *LEVELS) for name in names
+        )
+    ]

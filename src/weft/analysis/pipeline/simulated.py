@@ -67,9 +67,8 @@ class Simulated:
 
     def step(self, microbatches: int) -> Simulation:
         """The step with so many microbatches, as weft's ranks run it."""
-        return _run(
-            self.schedule, self.ranks, microbatches, self.chunks, self.stages.costs(microbatches), self.links
-        )
+        made = make(self.schedule, self.ranks, microbatches, chunks=self.chunks)
+        return as_weft_runs(made, self.stages.costs(microbatches), self.links)
 
     @cached_property
     def now(self) -> Simulation:
@@ -146,12 +145,6 @@ def _links(replay: Replay, partitions: Mapping[int, int]) -> Links:
         for pair, each in took.items()
     }
     return Links(lambda sender, receiver: links.get((sender, receiver), Link(name="none")))
-
-
-def _run(
-    name: str, ranks: int, microbatches: int, chunks: int, costs: Sequence[StageCost], links: Links
-) -> Simulation:
-    return as_weft_runs(make(name, ranks, microbatches, chunks=chunks), costs, links)
 
 
 def numbers(microbatches: int, samples: int) -> list[int]:

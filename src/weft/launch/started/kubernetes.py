@@ -99,7 +99,8 @@ class KubernetesHandle(Handle):
         if not 0 <= rank < self.job.ranks:
             raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
         host, local = divmod(rank, self.job.ranks_per_host)
-        log = "".join(self.cluster.log(pod) for pod in self._of_host(host))
+        pods = [pod for pod in self.cluster.pods(self.job.name) if pod.host == host][-1:]
+        log = "".join(map(self.cluster.log, pods))
         return of_rank(log, local)
 
     def follow(
@@ -151,9 +152,6 @@ class KubernetesHandle(Handle):
             self._read = now
             found += lines
         return found
-
-    def _of_host(self, host: int) -> list[Pod]:
-        return [pod for pod in self.cluster.pods(self.job.name) if pod.host == host][-1:]
 
     def _ask(self) -> None:
         found = self.cluster.find(self.job.name)

@@ -77,8 +77,9 @@ def pipeline(plan: Plan, costs: Sequence[StageCost]) -> Pipeline | None:
     made = _schedule(plan, ranks, microbatches)
     # The first stages and the last one, which has the head.
     shown = [*costs[: len(made.rank_of_stage) - 1], costs[-1]]
+    crossing_s = plan.step.crossings / crossing_rounds(plan.division, plan.step.microbatches)
     step = simulate(
-        made.ranks, made.rank_of_stage, shown, Links.uniform(Link(_crossing_s(plan))),
+        made.ranks, made.rank_of_stage, shown, Links.uniform(Link(crossing_s)),
         reduce_s=[plan.step.exposed] * ranks, optimizer_s=[plan.step.optimizer] * ranks,
     )  # fmt: skip
     return _drawn(plan, step)
@@ -109,11 +110,6 @@ def _schedule(plan: Plan, ranks: int, microbatches: int) -> Schedule:
     return make(
         one.schedule, ranks, microbatches, chunks=one.chunks if one.schedule == "interleaved_1f1b" else None
     )
-
-
-def _crossing_s(plan: Plan) -> float:
-    """The seconds of one crossing, of those that the step counts."""
-    return plan.step.crossings / crossing_rounds(plan.division, plan.step.microbatches)
 
 
 def _drawn(plan: Plan, step: Simulation) -> Pipeline:

@@ -20,7 +20,7 @@ def compared(comparison: Comparison) -> list[Table]:
     rows = [
         _row(PARTS[each.part].name, each, step.old_s)
         for each in comparison.parts
-        if _counts(each, step.old_s)
+        if max(each.old_s, each.new_s) >= LEAST * step.old_s
     ]
     old, new = comparison.samples_s
     if old and new:
@@ -37,10 +37,6 @@ def compared(comparison: Comparison) -> list[Table]:
         ),
     ]  # fmt: skip
     return [table for table in tables if table.rows]
-
-
-def _counts(each: Difference, step_s: float) -> bool:
-    return max(each.old_s, each.new_s) >= LEAST * step_s
 
 
 def _row(name: str, each: Difference, step_s: float) -> tuple[str, ...]:

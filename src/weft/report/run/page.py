@@ -48,7 +48,8 @@ def run_page(report: Report) -> str:
     Raises:
         UsageError: Jinja2 is not installed.
     """
-    made, spans = _environment(), MOST_SPANS
+    made, spans = environment("a run", "the report"), MOST_SPANS
+    made.globals |= {"looks": LOOKS, "tile": TILE, "duration": duration}
     values = _values(report)
     while True:
         page = _render(made, values, lanes(report, spans))
@@ -185,9 +186,3 @@ def _of_the_run(report: Report) -> list[Section]:
             charts.values(report),
         ),
     ]
-
-
-def _environment() -> Environment:
-    found = environment("a run", "the report")
-    found.globals |= {"looks": LOOKS, "tile": TILE, "duration": duration}
-    return found

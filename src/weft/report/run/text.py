@@ -63,10 +63,8 @@ def _tables(report: Report) -> list[Table]:
 
 def _finding(finding: Finding) -> Iterator[str]:
     cause = f" (a consequence of {finding.explained_by})" if finding.explained_by else ""
-    yield _wrapped(
-        f"{finding.status.value.upper()} {finding.rule}{cause}: {sentence(finding.text)}"
-        + _saves(finding.gain)
-    )
+    saves = f" Expected to save {percent(finding.gain)} of a step." if finding.gain else ""
+    yield _wrapped(f"{finding.status.value.upper()} {finding.rule}{cause}: {sentence(finding.text)}{saves}")
     for line in finding.advice:
         yield indent(_wrapped(f"-> {line}"), "   ")
     if finding.evidence:
@@ -79,10 +77,6 @@ def _finding(finding: Finding) -> Iterator[str]:
             if numbers
         ]
         yield indent(f"on {'; '.join(places)}", "   ")
-
-
-def _saves(gain: float | None) -> str:
-    return f" Expected to save {percent(gain)} of a step." if gain else ""
 
 
 def _figure(value: object) -> str:

@@ -152,7 +152,7 @@ def name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name.partition(":")[0])
 
 
-def observe(session: Session) -> list[Callable[[], None]]:
+def observe(session: base.Session) -> list[Callable[[], None]]:
     """From now on these have spans; what is returned ends that.
 
     Inside of a ``tf.function``, as Keras's ``fit`` has it, Python is called before and after the operations.
@@ -163,7 +163,7 @@ def observe(session: Session) -> list[Callable[[], None]]:
     ]
 
 
-def _calls(session: Session, kind: str) -> tuple[Callable[[], int], Callable[[], int]]:
+def _calls(session: base.Session, kind: str) -> tuple[Callable[[], int], Callable[[], int]]:
     """The functions to call before and after something that becomes a span."""
     began: list[float] = []
 

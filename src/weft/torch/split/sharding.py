@@ -7,7 +7,7 @@ find_sequences   the modules that compute on sharded sequences
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from dataclasses import replace as replace_fields
@@ -176,9 +176,6 @@ def _sendable(found: Sequences, traced: Trace, partitions: int, root: nn.Module)
             'them into a list, dict or object that it is given, or write "partitions": 1',
             ", ".join(sorted(leaking)[:3]),
         )  # fmt: skip
-    return _without(found, {**large, **leaking})
-
-
-def _without(found: Sequences, reasons: Mapping[str, str]) -> Sequences:
+    reasons = {**large, **leaking}
     kept = {name: dim for name, dim in found.regions.items() if name not in reasons}
     return replace_fields(found, regions=kept, whole={**found.whole, **reasons})

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.errors import DivergenceError
 from weft.torch.session.collectives import gather_texts
@@ -34,12 +34,9 @@ class SharingOrder:
         self._done: list[str] = []
         self._watched: set[int] = set()
         for name, layer in layers.items():
-            layer.register_forward_pre_hook(partial(self._note_call, f"calls {name}"))
+            layer.register_forward_pre_hook(partial(self._note, f"calls {name}"))
 
-    def _note_call(self, text: str, layer: nn.Module, args: Any) -> None:
-        self._done.append(text)
-
-    def _note_gradient(self, text: str, parameter: Tensor) -> None:
+    def _note(self, text: str, *_: Any) -> None:
         self._done.append(text)
 
     def begin(self) -> None:
@@ -48,9 +45,7 @@ class SharingOrder:
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
-                parameter.register_post_accumulate_grad_hook(
-                    partial(self._note_gradient, f"has a gradient of {name}")
-                )
+                parameter.register_post_accumulate_grad_hook(partial(self._note, f"has a gradient of {name}"))
 
     def compare(self) -> None:
         """The step has ended; collective over the replicas.

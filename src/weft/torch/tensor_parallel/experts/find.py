@@ -22,7 +22,7 @@ from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear,
 from weft.torch.tensors.nested import replace
 
 from .equivalence import BY_OBJECT, PLAIN, Bench, Outcome, equal, in_objects, kind_of, plus
-from .mixtures import hooked_in, is_in
+from .mixtures import hooked_in, is_in, outline
 from .sharded_experts import Own, run_own
 from .sharded_experts import run as run_with
 
@@ -165,7 +165,7 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
 
     def note(name: str, args: Any, kwargs: Any) -> None:
         if name not in calls:
-            calls[name] = replace((args, kwargs), _kept, attributes=False)
+            calls[name] = replace((args, kwargs), outline, attributes=False)
 
     handles = []
     for name, module in tried.items():
@@ -181,12 +181,6 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
         for handle in handles:
             handle.remove()
     return calls
-
-
-def _kept(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return torch.empty_like(tensor, device="meta")
-    return tensor.detach().clone()
 
 
 def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:

@@ -183,7 +183,7 @@ def _watched(
     def first(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             if name not in calls:
-                calls[name] = replaced((args, kwargs), _kept, attributes=False)
+                calls[name] = replaced((args, kwargs), outline, attributes=False)
 
         return hook
 
@@ -224,7 +224,8 @@ def _watched(
     return calls
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def outline(tensor: Tensor) -> Tensor:
+    """The shape of a floating-point tensor, without its values; a copy of any other one."""
     return torch.empty_like(tensor, device="meta") if tensor.is_floating_point() else tensor.detach().clone()
 
 
