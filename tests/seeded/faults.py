@@ -393,7 +393,7 @@ FAULTS = (
     ),
     Fault(
         "torch/checkpoint",
-        "torch/checkpoint/position.py",
+        "torch/checkpoint/run.py",
         "            next(batches, None)\n        self._streams.restore(now)\n        return batches\n",
         "            next(batches, None)\n        return batches\n",
         "draws other random numbers after a restart in the middle of an epoch than without it",
@@ -489,7 +489,7 @@ FAULTS = (
     ),
     Fault(
         "torch/trace",
-        "torch/trace/kept_state.py",
+        "torch/trace/side_effects.py",
         "                cell.cell_contents = before\n"
         "\n"
         "        self._undo.append(undo)\n"

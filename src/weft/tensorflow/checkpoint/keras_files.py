@@ -26,8 +26,8 @@ from weft.checkpoint.save import Saves, meet
 from weft.errors import CheckpointError, UsageError
 from weft.session.collectives import agree_on, broadcast_text
 from weft.tensorflow import private
+from weft.tensorflow.checkpoint.contents import fit, name_variables, optimizer_state, variables_of
 from weft.tensorflow.checkpoint.export import check_loadable, gathered
-from weft.tensorflow.checkpoint.names import fit, name_variables, optimizer_state, variables_of
 from weft.tensorflow.checkpoint.restore import AllRanks
 from weft.tensorflow.checkpoint.tensor_files import array_of
 from weft.tensorflow.session.session import Session, free_others, is_here, session

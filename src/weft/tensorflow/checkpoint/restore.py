@@ -15,8 +15,7 @@ from weft.errors import CheckpointError, UsageError
 from weft.session.collectives import broadcast_text, gather_texts
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint import held, user_values
-from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents
-from weft.tensorflow.checkpoint.names import fit, optimizer_state
+from weft.tensorflow.checkpoint.contents import FRAMEWORK, Contents, fit, optimizer_state
 from weft.tensorflow.checkpoint.tensor_files import ShardReader
 from weft.tensorflow.session.session import Session
 from weft.untrusted import listed, translated

@@ -19,9 +19,8 @@ from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch, Padding
 from weft.torch.tensors.nested import replace
-from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
 from weft.torch.trace.record import Trace
-from weft.torch.trace.side_effects import without_side_effects
+from weft.torch.trace.side_effects import Kept, copy_argument, hand_to_step, homes_of, without_side_effects
 from weft.torch.trace.times import Clock, on_meta
 from weft.torch.trace.trace import trace
 

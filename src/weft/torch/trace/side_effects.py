@@ -1,9 +1,25 @@
-"""A user's step runs and leaves nothing behind: gradients, parameters, buffers and random states are as before."""
+"""A user's step runs and leaves nothing behind: gradients, buffers, random states and the script's state are as before.
+
+The first step runs a microbatch several times, to measure it. Code that counts, collects or caches would do so too
+often:
+
+    history.append(loss.item())         a list that the step function knows
+    self.calls += 1; self.mask = ...    attributes of the model's modules
+    x.mul_(2)                           an argument, written in place
+
+So before the first run everything is noted that the step function can reach by its own names: closures and globals of
+its own file, arguments, modules, and in them containers and objects of classes that the script or the model defines.
+Objects of other libraries are left alone, because their threads may change them meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import collections
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,10 +27,203 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.backward.autograd import Forget
+from weft.torch.calls.placeholders import Placeholder
 from weft.torch.pytorch.private import storage_key, tables_of
 from weft.torch.pytorch.torch_functions import memory_written
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams
-from weft.torch.trace.kept_state import Kept
+from weft.torch.tensors.nested import CONSTANTS
+
+LARGE = 4096
+"""In containers of more items than this the items themselves are not looked into."""
+_ABSENT = object()
+
+
+class Kept:
+    """Notes what things hold, and brings all of that back as often as wanted.
+
+    Args:
+        homes: Names of the Python modules whose classes' objects are looked into.
+    """
+
+    def __init__(self, homes: Iterable[str] = ()) -> None:
+        self._homes = {home for home in homes if home.partition(".")[0] not in ("torch", "weft", "builtins")}
+        self._seen: dict[int, Any] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def bring_back(self) -> None:
+        """Make all things hold again what they held when they were noted."""
+        for undo in self._undo:
+            undo()
+
+    def knows(self, thing: Any) -> bool:
+        """True if the thing was there when all was noted, so that it goes from one microbatch to the next."""
+        return id(thing) in self._seen
+
+    def note(self, thing: Any) -> None:
+        """Note what ``thing`` holds, and what the things in it hold."""
+        waiting = [thing]
+        while waiting:
+            one = waiting.pop()
+            if not isinstance(one, CONSTANTS) and id(one) not in self._seen:
+                self._seen[id(one)] = one  # so that the id stays its own
+                waiting += self._look_into(one)
+
+    def _look_into(self, thing: Any) -> Iterable[Any]:
+        """Note what one thing holds; the things in it, to be looked into next."""
+        if isinstance(thing, Placeholder):
+            return ()
+        if isinstance(thing, Tensor):
+            self._tensor(thing)
+        elif isinstance(thing, (dict, list, set, collections.deque)):
+            return self._container(thing, vars(thing) if hasattr(thing, "__dict__") else None)
+        elif isinstance(thing, tuple):
+            return thing
+        elif isinstance(thing, (torch.Generator, random.Random)) or type(thing).__module__.startswith(
+            "numpy.random"
+        ):
+            self._generator(thing)
+        elif isinstance(thing, FunctionType):
+            return self._function(thing)
+        elif isinstance(thing, MethodType):
+            return (thing.__self__, thing.__func__)
+        elif isinstance(thing, (nn.Module, SimpleNamespace)) or self._is_home(thing):
+            return self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        return ()
+
+    def _is_home(self, thing: Any) -> bool:
+        return not isinstance(thing, (type, ModuleType)) and type(thing).__module__ in self._homes
+
+    def _tensor(self, tensor: Tensor) -> None:
+        if isinstance(tensor, nn.Parameter) or tensor.device.type == "meta" or tensor.layout != torch.strided:
+            return
+        content = tensor.detach().clone()
+
+        def undo() -> None:  # kernels of batch norm do not count their writes as versions
+            if not torch.equal(tensor, content):
+                with torch.no_grad():
+                    tensor.detach().copy_(content)
+
+        self._undo.append(undo)
+
+    def _generator(self, thing: Any) -> None:
+        """A random generator of the script's own."""
+        for get, put in (("get_state", "set_state"), ("getstate", "setstate")):
+            if hasattr(thing, put):
+                self._undo.append(functools.partial(getattr(thing, put), getattr(thing, get)()))
+        inner = getattr(thing, "bit_generator", None)
+        if inner is not None:
+            state = inner.state
+            self._undo.append(lambda: setattr(inner, "state", state))
+
+    def _container(self, thing: Any, attributes: dict[str, Any] | None = None) -> Iterable[Any]:
+        items = thing.copy() if type(thing) in (dict, list, set) else _items(thing)
+
+        def undo() -> None:
+            if not _same(thing, items):
+                _refill(thing, items)
+
+        self._undo.append(undo)
+        inner = list(items.values() if isinstance(items, dict) else items) if len(items) <= LARGE else []
+        return [*inner, attributes] if attributes else inner
+
+    def _function(self, function: FunctionType) -> Iterable[Any]:
+        """Note what a function reaches by its own names: cells of its closure, globals of its file."""
+        found = []
+        for cell in function.__closure__ or ():
+            found.append(self._cell(cell))
+        if function.__module__ not in self._homes:
+            return found
+        everywhere = function.__globals__
+        for name in _names(function.__code__):
+            before = everywhere.get(name, _ABSENT)
+            self._undo.append(functools.partial(_bind, everywhere, name, before))
+            found.append(before)
+        return found
+
+    def _cell(self, cell: CellType) -> Any:
+        try:
+            before = cell.cell_contents
+        except ValueError:  # empty so far
+            return None
+
+        def undo() -> None:
+            if cell.cell_contents is not before:
+                cell.cell_contents = before
+
+        self._undo.append(undo)
+        return before
+
+
+def _items(thing: Any) -> Any:
+    """The items of a container of a class of its own."""
+    return dict(thing.items()) if isinstance(thing, dict) else list(thing)
+
+
+def _same(thing: Any, items: Any) -> bool:
+    if len(thing) != len(items):
+        return False
+    if isinstance(thing, dict):
+        return all(a is c and b is d for (a, b), (c, d) in zip(thing.items(), items.items(), strict=True))
+    if isinstance(thing, set):
+        return bool(thing == items) if isinstance(items, set) else set(items) == thing
+    return all(a is b for a, b in zip(thing, items, strict=True))
+
+
+def _refill(thing: Any, items: Any) -> None:
+    """Put ``items`` into a container again, past what its class makes of that."""
+    if isinstance(thing, dict):
+        plain: Any = collections.OrderedDict if isinstance(thing, collections.OrderedDict) else dict
+        plain.clear(thing)
+        for key, item in items.items():
+            plain.__setitem__(thing, key, item)
+    elif isinstance(thing, set):
+        set.clear(thing)
+        set.update(thing, items)
+    elif isinstance(thing, list):
+        list.__setitem__(thing, slice(None), items)
+    else:
+        thing.clear()
+        thing.extend(items)
+
+
+def _bind(names: dict[str, Any], name: str, before: Any) -> None:
+    if before is _ABSENT:
+        names.pop(name, None)
+    elif names.get(name, _ABSENT) is not before:
+        names[name] = before
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function's code looks up or binds outside of it, those of functions inside it too."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found
+
+
+def homes_of(function: Any, root: nn.Module) -> set[str]:
+    """The Python modules of a step function, of the object that it is a method of, and of the classes of a model."""
+    inner, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
+    own = {getattr(inner, "__module__", "__main__"), type(owner).__module__}
+    return own | {type(module).__module__ for module in root.modules()}
+
+
+def copy_argument(tensor: Tensor) -> Tensor:
+    """A copy of an argument for a rehearsal, a leaf if the argument needs a gradient; of a parameter the parameter."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def hand_to_step(tensor: Tensor) -> Tensor:
+    """A view of a copied argument, for the step: no leaf, as a slice of a batch is none.
+
+    The view goes when the step ends, and writing into the view gives the copy no graph.
+    """
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    return (tensor if tensor.requires_grad else tensor.data).view_as(tensor)
 
 
 def forget_grad(parameter: Tensor) -> None:

@@ -38,9 +38,8 @@ from weft.torch.pytorch.torch_functions import GRADIENT_SETTER, GRADIENTS, METAD
 from weft.torch.session.random_streams import NUMPY, Streams, same_states
 from weft.torch.tensors.marks import is_new, noted
 from weft.torch.trace.compiled import compiles
-from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.record import Record, Trace
-from weft.torch.trace.side_effects import without_side_effects
+from weft.torch.trace.side_effects import Kept, without_side_effects
 from weft.torch.trace.times import Clock, Pass, agree, kinds_of, typical_times
 from weft.torch.trace.tracer import Tracer
 

@@ -31,7 +31,6 @@ from weft.torch.tensors.description import Describer
 from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.nested import captured_in, modules_in, tensors_in
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
-from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
     Made,
@@ -42,7 +41,7 @@ from weft.torch.trace.record import (
     has_other_parameters,
 )
 from weft.torch.trace.saved_memory import SavedMemory
-from weft.torch.trace.side_effects import ParameterWrites
+from weft.torch.trace.side_effects import Kept, ParameterWrites
 from weft.torch.trace.times import Clock
 
 BY_FUNCTION = (

@@ -42,8 +42,14 @@ from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.nested import replace
-from weft.torch.trace.kept_state import Kept, copy_argument, hand_to_step, homes_of
-from weft.torch.trace.side_effects import ParameterWrites, without_side_effects
+from weft.torch.trace.side_effects import (
+    Kept,
+    ParameterWrites,
+    copy_argument,
+    hand_to_step,
+    homes_of,
+    without_side_effects,
+)
 from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
 
 log = logging.getLogger("weft")

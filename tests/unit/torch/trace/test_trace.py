@@ -16,9 +16,8 @@ from weft.torch.backward.weight_gradients import take_weights
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.pytorch.private import SLOT
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
-from weft.torch.trace.kept_state import Kept
 from weft.torch.trace.saved_memory import SavedMemory
-from weft.torch.trace.side_effects import ParameterWrites
+from weft.torch.trace.side_effects import Kept, ParameterWrites
 from weft.torch.trace.trace import trace
 
 

@@ -12,7 +12,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from weft.tensorflow import private  # noqa: E402
-from weft.tensorflow.checkpoint.names import fit, name_variables, optimizer_state  # noqa: E402
+from weft.tensorflow.checkpoint.contents import fit, name_variables, optimizer_state  # noqa: E402
 
 
 def variables() -> list[Any]:
