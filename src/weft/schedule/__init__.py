@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.errors import ScheduleError
-from weft.schedule.action import Action, in_flight
 from weft.schedule.file import from_csv, to_csv
 from weft.schedule.generators.dualpipev import dualpipev
 from weft.schedule.generators.greedy import ListCost, greedy
@@ -17,7 +16,7 @@ from weft.schedule.generators.v_half import v_half
 from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
 from weft.schedule.generators.zb_v import zb_v
-from weft.schedule.schedule import Schedule
+from weft.schedule.schedule import Action, Schedule, in_flight
 from weft.schedule.table import CHUNKS, KINDS, NAMES, named
 
 __all__ = [

@@ -17,8 +17,7 @@ import csv
 import re
 
 from weft.errors import FormatError
-from weft.schedule.action import COMPUTE, Action
-from weft.schedule.schedule import Schedule
+from weft.schedule.schedule import COMPUTE, Action, Schedule
 from weft.schedule.transfers import with_transfers
 from weft.untrusted import listed, shown_text, translated
 

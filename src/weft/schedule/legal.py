@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from weft.errors import ScheduleError
-from weft.schedule.action import COMPUTE, Action
-from weft.schedule.schedule import Schedule
+from weft.schedule.schedule import COMPUTE, Action, Schedule
 
 NEEDS: dict[str, tuple[tuple[str, int], ...]] = {
     "F": (("F", -1),),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.schedule.action import Action, in_flight
+from weft.schedule.schedule import Action, in_flight
 
 LAST = 1 << 59
 """The position of what the list does not name: behind everything that the list does."""

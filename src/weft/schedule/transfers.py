@@ -14,9 +14,8 @@ ranks, the next one after the k - 1 before. `torch.distributed.pipelining` place
 
 from __future__ import annotations
 
-from weft.schedule.action import Action
 from weft.schedule.legal import check
-from weft.schedule.schedule import Schedule
+from weft.schedule.schedule import Action, Schedule
 
 
 def with_transfers(schedule: Schedule) -> list[list[Action]]:

@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Sequence
 
 from weft.errors import ScheduleError
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.simulate.costs import FREE, Edge, Links, StageCost
 from weft.simulate.memory import COPIES, peak_bytes
 from weft.simulate.result import Idle, Move, Simulation

@@ -15,7 +15,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from weft.schedule.action import Action, in_flight
+from weft.schedule.schedule import Action, in_flight
 from weft.simulate.costs import FREE, Edge, Links, StageCost
 from weft.simulate.wiring import Program, Wiring, compile_rank, wire
 

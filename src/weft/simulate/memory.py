@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.simulate.costs import StageCost
 
 COPIES = 4

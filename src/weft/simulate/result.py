@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.timeline import Span, Timeline
 
 

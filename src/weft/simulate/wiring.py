@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.errors import ScheduleError
-from weft.schedule.action import COMPUTE, Action
+from weft.schedule.schedule import COMPUTE, Action
 from weft.simulate.costs import Edge, Links, StageCost
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2

@@ -19,8 +19,8 @@ from weft.errors import PeerError, StallError
 from weft.runtime import executor as executor_module
 from weft.runtime.executor import Executor, Hooks
 from weft.runtime.microbatch import Cancelled, Microbatch
-from weft.schedule.action import Action
 from weft.schedule.order import Order
+from weft.schedule.schedule import Action
 from weft.transport.channel import VALUE, Key, Mailbox, Message
 
 FOLLOWED = {

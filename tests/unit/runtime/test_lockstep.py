@@ -13,8 +13,8 @@ from weft.errors import DivergenceError, StallError
 from weft.runtime.executor import Executor
 from weft.runtime.lockstep import LockstepOrder, Turn
 from weft.runtime.microbatch import Microbatch
-from weft.schedule.action import Action
 from weft.schedule.order import Order
+from weft.schedule.schedule import Action
 from weft.transport.channel import VALUE, Key, Message
 from weft.transport.loopback import connect
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft.schedule import Schedule
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 
 Cost = Callable[[Action], float]
 

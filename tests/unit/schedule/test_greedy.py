@@ -13,8 +13,8 @@ from tests.unit.schedule.cases import TIMES, listed, stage_costs, whole
 from tests.unit.schedule.clock import Times, run
 from weft.errors import ScheduleError
 from weft.schedule import ListCost, Schedule, greedy, in_flight, make
-from weft.schedule.action import Action
 from weft.schedule.legal import check
+from weft.schedule.schedule import Action
 
 
 def play(schedule: Schedule, stages: list[ListCost]) -> Times:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.schedule.cases import Case, any_case
 from weft.errors import ScheduleError
 from weft.schedule import Schedule, in_flight, make, simple
-from weft.schedule.action import Action
 from weft.schedule.legal import check, show
+from weft.schedule.schedule import Action
 
 
 def parse(*rows: str, owners: list[int] | None = None) -> Schedule:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.simulate import Edge, StageCost
 
 

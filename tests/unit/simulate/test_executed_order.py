@@ -13,8 +13,8 @@ from weft.errors import ScheduleError
 from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
 from weft.schedule import CHUNKS, Schedule, make
-from weft.schedule.action import Action
 from weft.schedule.order import Order
+from weft.schedule.schedule import Action
 from weft.simulate import Links, StageCost, executed_order, peak_bytes, simulate
 from weft.topology.cluster import Cluster, Link
 from weft.transport.channel import GRADIENT, VALUE, Key, Mailbox, Message

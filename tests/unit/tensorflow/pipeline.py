@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.unit.tensorflow.steps import argument, compute, first_value
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.tensorflow.execution.program import Program
 from weft.tensorflow.split.phases import EVERYWHERE, Phases
 from weft.tensorflow.trace.operations import Record, Value

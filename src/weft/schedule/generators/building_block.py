@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, vee
+from weft.schedule.schedule import Action, Schedule, vee
 
 SLOTS = 6
 Pace = tuple[int, int, int, int]

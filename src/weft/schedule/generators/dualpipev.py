@@ -28,8 +28,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, vee
+from weft.schedule.schedule import Action, Schedule, vee
 
 
 def dualpipev(ranks: int, microbatches: int) -> Schedule:

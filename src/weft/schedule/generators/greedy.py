@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from weft.errors import ScheduleError
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule
+from weft.schedule.schedule import Action, Schedule
 
 POLICIES = (
     ("microbatch", 0.0, 0.0),

@@ -14,8 +14,7 @@ Rank `r` warms up with min(p - r, active, m) forwards and then runs a backward a
 
 from __future__ import annotations
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, loop
+from weft.schedule.schedule import Action, Schedule, loop
 
 
 def interleaved(ranks: int, microbatches: int, active: int | None = None) -> Schedule:

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, loop
+from weft.schedule.schedule import Action, Schedule, loop
 
 
 def looped(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:

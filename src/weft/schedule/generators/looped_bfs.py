@@ -18,8 +18,7 @@ p = 2, m = 3, v = 2:
 
 from __future__ import annotations
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, loop
+from weft.schedule.schedule import Action, Schedule, loop
 
 
 def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:

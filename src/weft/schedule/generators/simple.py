@@ -10,8 +10,7 @@ step, and every rank holds the activations of all `m` microbatches.
 
 from __future__ import annotations
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, loop
+from weft.schedule.schedule import Action, Schedule, loop
 
 
 def simple(ranks: int, microbatches: int) -> Schedule:

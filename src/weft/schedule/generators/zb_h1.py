@@ -17,8 +17,7 @@ p = 3, m = 4:
 
 from __future__ import annotations
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, loop
+from weft.schedule.schedule import Action, Schedule, loop
 
 
 def zb_h1(ranks: int, microbatches: int, active: int | None = None) -> Schedule:

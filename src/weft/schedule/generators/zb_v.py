@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from weft.schedule.action import Action
-from weft.schedule.schedule import Schedule, vee
+from weft.schedule.schedule import Action, Schedule, vee
 
 
 def zb_v(ranks: int, microbatches: int) -> Schedule:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.errors import PlacementError
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.tensorflow.split.phases import BEFORE, EVERYWHERE, Phases
 from weft.tensorflow.trace.operations import Record, Value
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from weft.errors import ConfigError, PeerError
 from weft.runtime.executor import Executor
 from weft.runtime.microbatch import Microbatch
-from weft.schedule.action import Action
 from weft.schedule.order import Order
+from weft.schedule.schedule import Action
 from weft.torch.backward import weight_gradients
 from weft.torch.calls.placeholders import placeholder
 from weft.torch.execution.entry_points import replace_checkpoint

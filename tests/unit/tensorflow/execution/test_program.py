@@ -9,7 +9,7 @@ pytest.importorskip("tensorflow")
 from tests.unit.tensorflow.steps import Writer  # noqa: E402
 from weft import schedule  # noqa: E402
 from weft.errors import PlacementError  # noqa: E402
-from weft.schedule.action import Action  # noqa: E402
+from weft.schedule.schedule import Action  # noqa: E402
 from weft.tensorflow.execution.program import Phase, Program, make_program  # noqa: E402
 from weft.tensorflow.split.phases import BEFORE, Phases, place_operations  # noqa: E402
 from weft.tensorflow.split.units import make_units  # noqa: E402

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.runtime.executor import Executor, Order
 from weft.runtime.microbatch import Microbatch
-from weft.schedule.action import Action
+from weft.schedule.schedule import Action
 from weft.torch.execution.glue import Glue
 from weft.torch.execution.gradients import run_backward
 from weft.torch.execution.program import Program

@@ -1,9 +1,13 @@
+"""Actions and their text form."""
+
+from __future__ import annotations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import FormatError
-from weft.schedule.action import KINDS, Action, in_flight
+from weft.schedule.schedule import KINDS, Action, in_flight
 
 actions = st.builds(Action, st.integers(0, 99), st.sampled_from(list(KINDS)), st.integers(0, 999))
 
