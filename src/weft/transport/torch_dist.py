@@ -6,7 +6,7 @@ Every message is a header of fixed size, then its payload where it has one that 
 
 The header makes messages self-describing (dtype, shape and sequence number are checked on arrival, always).
 One thread for each peer receives: it always has
-a receive posted for the next header, and one for the next payload (see ``posted``), so the two
+a receive posted for the next header, and one for the next payload (see ``payloads``), so the two
 directions of a pair cannot block each other. Sends are asynchronous; a second thread for each
 peer waits for them and lets go of the buffers.
 

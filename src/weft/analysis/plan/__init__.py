@@ -1,1 +1,1 @@
-"""A run beside its plan: the one that the job made itself (`beside`), or what `weft plan --json` wrote (`answer`)."""
+"""A run beside its plan: the one that the job made itself, or what `weft plan --json` wrote."""
