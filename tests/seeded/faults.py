@@ -576,8 +576,8 @@ FAULTS = (
         "puts operations on the partition of the outer one of nested contexts",
     ),
     Fault(
-        "tensorflow/tensors",
-        "tensorflow/tensors/mini_batch.py",
+        "tensorflow/mini_batch",
+        "tensorflow/mini_batch.py",
         "    if axis < 0:\n        return (..., slice(start, stop), *[whole] * (-1 - axis))\n",
         "",
         "cuts a mini-batch along dim 0 where input_split_axes says -1",

@@ -52,7 +52,7 @@ ROOMS = {
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
     ),
     "tensorflow": (
-        ("private",), ("tensors", "output", "session", "trace"),
+        ("private",), ("mini_batch", "output", "session", "trace"),
         ("checkpoint", "clip", "delayed_parameters", "replicas", "split", "watching"),
         ("example_graph", "execution", "optimizers", "report"), ("verify",), ("join", "step"),
         ("data_parallel", "training"),
@@ -85,7 +85,7 @@ MAY_USE = {
     },
     "tensorflow": {
         "private": set(),
-        "tensors": {"errors", "session"},
+        "mini_batch": {"errors", "session"},
         "session": {"communication", "errors", "session", "transport"},
         "trace": {"errors"},
         "checkpoint": {"checkpoint", "errors", "untrusted", "session"},

@@ -11,8 +11,8 @@ import tensorflow as tf
 from weft.errors import UsageError
 from weft.graph import Graph
 from weft.session.cut import Cut
+from weft.tensorflow.mini_batch import prepare
 from weft.tensorflow.split.units import make_units
-from weft.tensorflow.tensors.mini_batch import prepare
 from weft.tensorflow.trace import capture
 
 

@@ -18,13 +18,13 @@ from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.execution.compile import Compiled, compile_phases, compile_step
 from weft.tensorflow.execution.executor import Eagerly, InGraph, run
 from weft.tensorflow.execution.messages import Messages, compare_calls
+from weft.tensorflow.mini_batch import MiniBatch, prepare
 from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.replicas.weights import Weights
 from weft.tensorflow.session.session import Session, free_others, session
 from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
 from weft.tensorflow.split.phases import EVERYWHERE
-from weft.tensorflow.tensors.mini_batch import MiniBatch, prepare
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import NOTHING, watch_losses, weights_of
 from weft.tensorflow.trace.returned import Returned, known_of, rows_of, with_rows

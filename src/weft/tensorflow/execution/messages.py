@@ -17,9 +17,9 @@ from weft.session.recording import record_first
 from weft.session.session import wait_timeout_s
 from weft.session.step_check import StepCheck
 from weft.session.watching import show_opening
+from weft.tensorflow.mini_batch import MiniBatch
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
-from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.transport.channel import VALUE, Key, Message
 from weft.watch.progress import Ranks
 

@@ -28,10 +28,10 @@ from weft.tensorflow import private
 from weft.tensorflow.execution.compile import Compiled
 from weft.tensorflow.execution.messages import VERIFIED, Item
 from weft.tensorflow.execution.program import Phase, number_messages
+from weft.tensorflow.mini_batch import MiniBatch
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
 from weft.tensorflow.split.phases import EVERYWHERE
-from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.tensorflow.trace.operations import Value
 from weft.tensorflow.verify.findings import Findings, Names, Numbers, compare, precision_of
 from weft.tensorflow.verify.whole_batch import SHARE

@@ -24,9 +24,9 @@ from weft.errors import VerifyError
 from weft.runtime.allocator import host_bytes
 from weft.session.collectives import agree_on
 from weft.tensorflow import private
+from weft.tensorflow.mini_batch import MiniBatch
 from weft.tensorflow.output import scalar
 from weft.tensorflow.session.session import Session
-from weft.tensorflow.tensors.mini_batch import MiniBatch
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import watch_losses, weights_of
 from weft.tensorflow.verify.findings import LIMITS, SMALL, precision_of

@@ -19,7 +19,7 @@ SCRIPT = """
 import tensorflow as tf
 from weft.session.cut import Cut
 from weft.tensorflow import private
-from weft.tensorflow.tensors.mini_batch import prepare
+from weft.tensorflow.mini_batch import prepare
 
 weight = tf.Variable(tf.ones([4, 4]))
 phase = tf.function(lambda x: x @ weight).get_concrete_function(tf.TensorSpec([2, 4]))

@@ -14,7 +14,7 @@ keras = pytest.importorskip("keras")
 
 from weft.errors import SplitError  # noqa: E402
 from weft.session.cut import Cut  # noqa: E402
-from weft.tensorflow.tensors.mini_batch import prepare  # noqa: E402
+from weft.tensorflow.mini_batch import prepare  # noqa: E402
 
 X = tf.reshape(tf.range(24), (8, 3))
 Y = tf.range(8)

@@ -1,1 +1,0 @@
-"""Nested structures of tensors: cut into microbatches."""
