@@ -123,7 +123,7 @@ def test_hosts_of_a_file(script, capsys):
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[run.Job]:
     started: list[run.Job] = []
-    monkeypatch.setattr(run.restart_loop, "run", lambda job: started.append(job) or 0)
+    monkeypatch.setattr(run.restarts, "run", lambda job: started.append(job) or 0)
     return started
 
 

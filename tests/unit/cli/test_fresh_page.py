@@ -101,7 +101,7 @@ def test_a_page_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch):
 
 def test_weft_run_records_what_a_report_needs(tmp_path: Path, monkeypatch, capsys):
     jobs: list[Job] = []
-    monkeypatch.setattr(run.restart_loop, "run", lambda job: jobs.append(job) or 3)
+    monkeypatch.setattr(run.restarts, "run", lambda job: jobs.append(job) or 3)
     for name in ("WEFT_CONFIG", "WEFT_SET"):
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "train.py"

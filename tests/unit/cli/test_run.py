@@ -21,7 +21,7 @@ from weft.launch.running.job import Job
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs that would have been started."""
     started: list[Job] = []
-    monkeypatch.setattr(run.restart_loop, "run", lambda job: started.append(job) or 0)
+    monkeypatch.setattr(run.restarts, "run", lambda job: started.append(job) or 0)
     for name in ("WEFT_CONFIG", "WEFT_SET"):
         monkeypatch.delenv(name, raising=False)
     return started
@@ -195,7 +195,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
 
 def test_restarts_are_the_launchers(jobs: list[Job], script: str, monkeypatch: pytest.MonkeyPatch, capsys):
     again: list[Job] = []
-    monkeypatch.setattr(run.restart_loop, "run", lambda job: again.append(job) or 75)
+    monkeypatch.setattr(run.restarts, "run", lambda job: again.append(job) or 75)
     assert main(["run", "--max-restarts", "3", script]) == 75
     assert [job.restarts for job in again] == [3] and jobs == []
     assert main(["run", "--max-restarts", "3", "--dry-run", script]) == 0
@@ -207,5 +207,5 @@ def test_an_interrupt_that_comes_when_there_is_nothing_to_end_is_no_traceback(sc
     def interrupted(job: Job) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.cli.run.restart_loop.run", interrupted)
+    monkeypatch.setattr("weft.cli.run.restarts.run", interrupted)
     assert main(["run", "-n", "2", script]) == 130
