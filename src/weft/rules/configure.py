@@ -1,4 +1,4 @@
-"""What users write about rules: parameters, rules of their own, and which findings end a program.
+"""Rules as users want them: parameters, rules of their own, and which findings end a program.
 
     {"PipelineBubble": {"warn": 0.1}}                a mapping
     ["PipelineBubble_warn=0.1"]                      texts: the rule, `_`, the parameter, `=`, the value

@@ -1,4 +1,4 @@
-"""What scripts configure: `DebuggerHookConfig`, `ProfilerConfig` and `FrameworkProfile`, `Rule` and `ProfilerRule`."""
+"""Configurations that scripts make: of the hook, of the profiler, and of rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another process can say of a job by its folder, and how it ends the job. Nothing in the folder is believed."""
+"""The status of a job by its folder, for another process, and the job's end. Nothing in the folder is believed."""
 
 from __future__ import annotations
 
