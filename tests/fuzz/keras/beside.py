@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,14 +23,26 @@ from weft.tensorflow.session.session import present
 Numbers = dict[str, Any]
 JOINS_ROWS = "gives other numbers in microbatches than for the whole batch"
 """weft's words for a loss that is no mean over rows: a refusal."""
+NO_PROOF = re.compile(r"was not compared with the whole batch: \w+(Error|Exception)\b")
+"""weft's words for a comparison that it could not even prepare."""
+_without_proof: list[str] = []
 
 
 def prepare() -> None:
     """Prepare a rank for its first program."""
-    logging.getLogger("weft").setLevel(logging.ERROR)
+    log = logging.getLogger("weft")
+    log.setLevel(logging.INFO)
+    log.addFilter(_note)
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
+
+
+def _note(record: logging.LogRecord) -> bool:
+    """Keep what says that a proof failed by itself; only errors are shown."""
+    if NO_PROOF.search(record.getMessage()):
+        _without_proof.append(record.getMessage())
+    return record.levelno >= logging.ERROR
 
 
 def give_up(text: str) -> None:
@@ -94,6 +107,7 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
         gc.freeze()  # graphs that TensorFlow keeps: Keras collects at the start of every model, and would walk all
 
     def beside() -> tuple[str, str]:
+        _without_proof.clear()
         try:
             weft.init({"partitions": 2, **names["SETTINGS"], **settings})
             actual = run(names, Split())
@@ -106,7 +120,7 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
             ):  # TensorFlow made an error of its own of it
                 raise joined.failure from None
             raise
-        found = differences(actual, expected, names["TOLERANCE"])
+        found = "\n".join(_without_proof) or differences(actual, expected, names["TOLERANCE"])
         return (DIFFERS, found) if found else (EQUAL, "")
 
     word, text = judged(beside)

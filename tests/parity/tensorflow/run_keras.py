@@ -538,6 +538,26 @@ OPTIMIZERS: tuple[Callable[[], Any], ...] = (
 
 
 @check
+def losses_that_join_rows_behind_loops(partitions: int) -> None:
+    """A recurrent layer is a loop, for whose body TensorFlow asks for gradients by itself."""
+    begin(partitions)
+    x = tf.constant(np.random.default_rng(4).normal(size=(8, 4, 6)), tf.float32)
+    for layer in (L.LSTM(4), L.GRU(4, reset_after=False)):
+        model = weft.DistributedModel(
+            keras.Sequential([keras.Input((4, 6)), layer, L.Dense(4, "tanh"), L.Dense(3, "softmax")])
+        )
+
+        @weft.step
+        def step(x: Any, model: Any = model) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(pairs(None, model(x, training=True)))
+            return tape.gradient(loss, model.trainable_variables), loss
+
+        words = told(lambda step=step: step(x))
+        assert weft.rank() or "for the whole batch: two microbatches have the loss" in words, words
+
+
+@check
 def gradients_by_rows(partitions: int) -> None:
     """Keras takes a word's rows in an embedding's gradient one by one, and so it has to get them."""
     begin(partitions)
