@@ -372,6 +372,13 @@ def _step_times(analysis: Analysis) -> dict[int, float]:
     return found
 
 
+IN_WORDS = {
+    **dict.fromkeys(("warmup", "steady", "drain"), "waiting for other ranks"), "transfer": "waiting for a message",
+    "reduce": "the all-reduce of gradients", "tensor": "tensor parallelism's all-reduce", "host": "the script",
+}  # fmt: skip
+"""Parts of a step whose names alone say too little."""
+
+
 def _what_grew(analysis: Analysis, steps: list[int]) -> str:
     """The part that is longer in these steps than in usual ones by most; empty without their spans."""
     grown: dict[str, float] = {}
@@ -381,4 +388,5 @@ def _what_grew(analysis: Analysis, steps: list[int]) -> str:
                 for name in Parts._fields:
                     more = getattr(parts, name) - getattr(analysis.typical[rank], name)
                     grown[name] = max(grown.get(name, 0.0), more)
-    return max(grown, key=lambda name: grown[name]) if grown and max(grown.values()) > 0 else ""
+    most = max(grown, key=lambda name: grown[name], default="")
+    return IN_WORDS.get(most, most.replace("_", ", ")) if grown and grown[most] > 0 else ""
