@@ -275,3 +275,20 @@ def test_a_loss_of_the_scripts_own_over_other_numbers_of_labels_is_told(caplog):
         made._count(None, {"labels": torch.tensor(labels)})
     (record,) = caplog.records
     assert "Own.compute_loss is the script's own" in record.getMessage()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_pretrained_weights_are_converted_by_who_owns_them(tmp_path, tied):
+    config = transformers.LlamaConfig(
+        hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, vocab_size=4096,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    net = transformers.LlamaForCausalLM(config)
+    net.save_pretrained(tmp_path)
+    mib = sum(parameter.numel() for parameter in net.parameters()) * 8 / 2**20
+    one = alone("hf_pretrained.py", str(tmp_path), "plain")
+    ranks = split(2, "hf_pretrained.py", str(tmp_path))
+    assert len(ranks) == 2 and one["grown"] > 0.9 * mib > 60
+    for each in ranks:
+        assert each["losses"] == pytest.approx(one["losses"], rel=1e-9)
+        assert each["grown"] < 0.3 * mib, "the model takes no memory before it is split"

@@ -42,3 +42,50 @@ def test_what_does_not_fit_fails_alone():
 def test_twice_what_does_not_fit_trains_split_in_four():
     done = trained(2 * TOO_LARGE, 4).check()
     assert done.stdout.count(f"trained {8 * TOO_LARGE} MiB") == 4
+
+
+OVERSIZED = """
+import copy, logging, torch
+from torch import nn
+import weft.torch as weft
+
+torch.manual_seed(0)
+net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)], nn.BatchNorm1d(256))
+net[7].weight = net[0].weight  # tied
+plain = copy.deepcopy(net)
+weft.init(partitions=2, microbatches=2, memory_limit=0.003)  # 2 MiB of weights, as many of gradients: no rank has both
+model = weft.DistributedModel(net)
+optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 1e-2))
+other = torch.optim.AdamW(plain.parameters(), 1e-2)
+
+@weft.step
+def step(model, x):
+    loss = model(x).pow(2).mean()
+    model.backward(loss)
+    return loss
+
+for number in range(3):
+    x = torch.randn(8, 256, generator=torch.Generator().manual_seed(number))
+    optimizer.zero_grad()
+    loss = step(model, x).reduce_mean()
+    optimizer.step()
+    other.zero_grad()
+    beside = sum(plain(part).pow(2).mean() / 2 for part in x.chunk(2))
+    beside.backward()
+    other.step()
+    torch.testing.assert_close(loss, beside.detach())
+assert model.oversized
+mine = {name: value for name, value in model.local_named_parameters()}
+assert mine and len(mine) < 17
+for name, value in plain.named_parameters():
+    if name in mine:
+        torch.testing.assert_close(mine[name], value)
+print("equal")
+"""
+
+
+def test_a_model_larger_than_a_rank_is_traced_without_its_values(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(OVERSIZED)
+    done = run_ranks(2, script, timeout=100).check()
+    assert done.stdout.count("equal") == 2

@@ -9,7 +9,7 @@ are not those that the same seed gives without the delay. Small tensors (up to `
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +40,15 @@ _FACTORIES = frozenset(
         "eye",
     )
 )
-_active = threading.local()
+
+
+READS_IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Lets transformers read weights in this thread: what is done in other threads is not written down."""
+_CONVERT, CPU = torch.ops.aten._to_copy.default, torch.device("cpu")
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.device == CPU and tensor.numel() > SMALL
 
 
 def _without_base(tensor: Tensor) -> Tensor:
@@ -109,6 +117,12 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _CONVERT and _is_large(args[0]) and kwargs.get("device") in (None, CPU):
+            result = func(
+                *args, **{**kwargs, "device": torch.device("meta")}
+            )  # read from its file, it has no memory
+            self.recipes.add(func, args, {**kwargs, "device": CPU}, [result])
+            return result
         result = func(*args, **kwargs)
         written = [
             value
@@ -163,11 +177,17 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
             module.__dict__.setdefault(RECIPES, recipes)
 
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
+    before = os.environ.get(READS_IN_ORDER)
+    os.environ[READS_IN_ORDER] = "1"
     try:
         with _Large(), _Record(recipes):
             yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+        if before is None:
+            del os.environ[READS_IN_ORDER]
+        else:
+            os.environ[READS_IN_ORDER] = before
 
 
 def has_delayed(root: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,7 +37,8 @@ from weft.torch.replicas.sharding.between_steps import SharedParameters
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
-from weft.torch.session.collectives import gather_tensors
+from weft.torch.session.collectives import agree_on, gather_tensors
+from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
@@ -119,6 +120,7 @@ class DistributedModel(nn.Module):
         self._copies: list[weakref.ref[DistributedModel]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self.outline: Any = None
+        self.oversized = session.pipeline is not None and 2 * self.held_bytes() > device_bytes(session)
         self.move(session.device)
         if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
@@ -253,9 +255,14 @@ class DistributedModel(nn.Module):
 
     # --- the partition --------------------------------------------------------------------------------------
 
+    @property
+    def estimated(self) -> bool:
+        """True if the trace runs the model without its values: they are not made yet, or it is `oversized`."""
+        return self.oversized or has_delayed(self.module)
+
     def move(self, device: torch.device) -> None:
-        """Bring modules there that are elsewhere; those whose parameters are still to be made stay."""
-        if not has_delayed(self.module):
+        """Bring modules there that are elsewhere; those of a model that no rank can hold stay."""
+        if not self.estimated:
             self.module.to(device)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -656,3 +663,15 @@ def _refuse_ddp(model: DistributedModel) -> NoReturn:
 
 
 setattr(DistributedModel, ASKED_BY_DDP, property(_refuse_ddp))
+
+
+def agree_on_size(session: Any, models: Sequence[DistributedModel]) -> None:
+    """Let all ranks take a model for too large that the first rank does, and bring the others to their devices."""
+    if session.pipeline is None:
+        return
+    words = agree_on(
+        session, lambda: " ".join(str(int(model.oversized)) for model in models), "the models' sizes"
+    )
+    for model, word in zip(models, words.split(), strict=True):
+        model.oversized = word == "1"
+        model.move(session.device)

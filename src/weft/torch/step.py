@@ -28,7 +28,7 @@ from weft.torch.execution.program import Program
 from weft.torch.execution.step_results import Returned
 from weft.torch.execution.thread_settings import ThreadContext, current_scale, in_microbatch, trains
 from weft.torch.interceptions import install
-from weft.torch.model import DistributedModel
+from weft.torch.model import DistributedModel, agree_on_size
 from weft.torch.output import collect
 from weft.torch.placed import changes
 from weft.torch.replicas.steps import begin_step, finish_step
@@ -168,6 +168,7 @@ class Step:
             tell_base(session, watching.memory_bytes(session) - sum(model.held_bytes() for model in pending))
         name = self.name
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
+        agree_on_size(session, pending)
         session.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
         batch = self._keep_joined_rows(session, pending, batch, everybody=True)

@@ -40,7 +40,7 @@ def read_json(text: str) -> Any:
 
     Nothing in it is run.
 
-    >>> read('{"a": [1, 2,], // two\\n "b": "# none",}')
+    >>> read_json('{"a": [1, 2,], // two\\n "b": "# none",}')
     {'a': [1, 2], 'b': '# none'}
 
     Raises:

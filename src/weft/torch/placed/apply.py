@@ -114,6 +114,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     if has_delayed(root):
         cut_weights(root, plan, owners, session)
         materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams, cut)
+    else:
+        _arrive(root, owners, session)
     for name, parameter in root.named_parameters():
         parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
         if owners[name] != pipeline.rank:
@@ -138,3 +140,13 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
                 placeholder(buffer, owners[name], name)
             elif name in plan.buffers and not any(is_below(name, unit.name) for unit in plan.units):
                 pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)
+
+
+def _arrive(root: nn.Module, owners: dict[str, int], session: Session) -> None:
+    """Bring what this rank owns to its device, and free the rest: of a model that was too large to be there whole."""
+    assert session.pipeline is not None
+    for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+        if tensor.device != session.device:
+            own = owners.get(name, session.pipeline.rank) == session.pipeline.rank
+            hollow = tensor.data.new_zeros((), device=session.device).expand(tensor.shape)
+            tensor.data = tensor.data.to(session.device) if own else hollow

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from weft.launch.discovery import Place
 from weft.reduce.exchange import gather_rows
+from weft.runtime.allocator import host_bytes
 from weft.topology.mesh import Mesh
 from weft.torch.session.random_streams import mix
 from weft.transport.rings import Rings
@@ -87,3 +88,20 @@ def find_release() -> Callable[[], None]:
             release.argtypes, release.restype = (), None  # type: ignore[attr-defined]
             return release
     return lambda: None
+
+
+def limit_bytes(session: Any) -> float | None:
+    """The bytes that a rank may take; None where neither the setting nor a GPU limits it."""
+    if session.settings.memory_limit:
+        return float(session.settings.memory_limit * 2**30)
+    if session.device.type == "cuda":
+        return float(torch.cuda.get_device_properties(session.device).total_memory)
+    return None
+
+
+def device_bytes(session: Any) -> float:
+    """The bytes that a rank has: by the setting, its GPU's, or its part of the host's (or control group's)."""
+    limited = limit_bytes(session)
+    if limited is not None:
+        return limited
+    return float(host_bytes(session.place.local_size))

@@ -23,9 +23,10 @@ from weft.partition.cost import COPIES
 from weft.plan.measured.microbatches import Line, Resident, fewest, with_several
 from weft.torch.model import DistributedModel
 from weft.torch.session.collectives import gather_texts
+from weft.torch.session.device import device_bytes
 from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
-from weft.torch.split.memory_room import ROOM, device_bytes
+from weft.torch.split.memory_room import ROOM
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.trace.compiled import compiles
 from weft.torch.trace.saved_memory import SavedMemory

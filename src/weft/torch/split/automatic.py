@@ -34,9 +34,9 @@ from weft.session.recording import tell_plan
 from weft.simulate import Links, Simulation, StageCost
 from weft.topology.cluster import Link
 from weft.torch.session.collectives import agree_on, gather_texts
+from weft.torch.session.device import limit_bytes
 from weft.torch.session.session import Session
 from weft.torch.split.link_speed import MeasuredLink
-from weft.torch.split.memory_room import limit_bytes
 from weft.torch.split.open_modules import (
     BYTES_PER_S,
     CALL_S,

@@ -11,7 +11,6 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.schedule.table import KINDS
-from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.gradients import Gradients, Tensors
 from weft.torch.execution.thread_settings import no_training, rehearse
 from weft.torch.model import DistributedModel
@@ -28,11 +27,11 @@ from weft.torch.trace.trace import trace
 def trace_step(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
 ) -> Trace:
-    """One microbatch of the step, measured; estimated for a model whose parameters are still to be made.
+    """One microbatch of the step, measured; estimated for a model that no rank can run alone.
 
     Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
     """
-    delayed = has_delayed(model.module)
+    delayed = model.estimated
     padding = Padding()
     padding.done = counted or delayed
     with _alone(session, model, function, batch, padding, delayed) as (run, kept):
@@ -72,7 +71,7 @@ def forward_only(
     padding.done = True
     with ExitStack() as stack:
         run, kept = stack.enter_context(
-            _alone(session, models[0], function, batch, padding, has_delayed(models[0].module))
+            _alone(session, models[0], function, batch, padding, models[0].estimated)
         )
         for number, model in enumerate(models):
             stack.enter_context(
@@ -109,7 +108,7 @@ def _alone(
 ) -> Iterator[tuple[Callable[[], None], Kept]]:  # fmt: skip
     """A function that runs the first microbatch on this rank alone, and what to bring back after it.
 
-    ``delayed``: the parameters are still to be made, so the microbatch has no data.
+    ``delayed``: the model is run without its values, so the microbatch has no data either.
     """
     args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
     if delayed:
@@ -156,6 +155,6 @@ def _trace_by_settings(
         except (NotImplementedError, RuntimeError) as error:
             raise UsageError(
                 f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
-                "Build the model without weft.delay_param_initialization(), or leave such code out of the first step "
-                "(weft.is_tracing() tells)"
+                "Leave such code out of the first step (weft.is_tracing() tells). Or let the model have values there: "
+                "without weft.delay_param_initialization(), and with a memory_limit that its gradients fit"
             ) from error

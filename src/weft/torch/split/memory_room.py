@@ -5,37 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from weft.config import Settings
 from weft.partition.cost import memory_bytes
 from weft.plan.chosen import most_in_flight
-from weft.runtime.allocator import host_bytes
 from weft.schedule.table import KINDS
-from weft.torch.session.session import Session
 from weft.torch.split.open_modules import graph_of
 from weft.torch.split.unit_tree import Piece
 
 ROOM = 0.7
 """A rank's part may take so much of its memory; the rest is for the libraries and what a step takes for moments."""
 BY_MEMORY = 0.8
-
-
-def limit_bytes(session: Session) -> float | None:
-    """The bytes that a rank may take; None where neither the setting nor a GPU limits it."""
-    if session.settings.memory_limit:
-        return session.settings.memory_limit * 2**30
-    if session.device.type == "cuda":
-        return float(torch.cuda.get_device_properties(session.device).total_memory)
-    return None
-
-
-def device_bytes(session: Session) -> float:
-    """The bytes that a rank has: by the setting, its GPU's, or its part of the host's (or control group's)."""
-    limited = limit_bytes(session)
-    if limited is not None:
-        return limited
-    return float(host_bytes(session.place.local_size))
 
 
 def fits(pieces: Sequence[Piece], partitions: Sequence[int], settings: Settings, available: float) -> bool:

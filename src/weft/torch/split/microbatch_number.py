@@ -19,12 +19,13 @@ from weft.plan.measured.microbatches import Judged, Line, explain, judge, number
 from weft.schedule.table import KINDS
 from weft.simulate import Simulation
 from weft.torch.model import DistributedModel
+from weft.torch.session.device import device_bytes, limit_bytes
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import expected_step, find_best, links_of, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.first_microbatch import trace_step
 from weft.torch.split.link_speed import MeasuredLink
-from weft.torch.split.memory_room import ROOM, decide_optimize, device_bytes, limit_bytes
+from weft.torch.split.memory_room import ROOM, decide_optimize
 from weft.torch.split.open_modules import Choice
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import MiniBatch

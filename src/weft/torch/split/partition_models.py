@@ -27,18 +27,18 @@ from weft.session.recording import tell_facts, tell_plan, tell_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.context_parallel import Sequences
-from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.model import DistributedModel
 from weft.torch.placed.apply import apply
 from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
+from weft.torch.session.device import device_bytes, limit_bytes
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, expected_step, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.first_microbatch import find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
-from weft.torch.split.memory_room import decide_optimize, device_bytes, fits, limit_bytes
+from weft.torch.split.memory_room import decide_optimize, fits
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
 from weft.torch.split.sharding import find_sequences
@@ -83,7 +83,7 @@ def partition_models(
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
             session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
-    measured = not any(model.resumed_plan is not None or has_delayed(model.module) for model in models)
+    measured = not any(model.resumed_plan is not None or model.estimated for model in models)
     for model, plan in zip(models, plans, strict=True):
         apply(model.module, plan, session)
         give_back()

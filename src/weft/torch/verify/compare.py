@@ -51,6 +51,8 @@ STEPS = 3
 
 def reason_against(session: Session, models: Sequence[Any]) -> str:
     """Why the first step of these models, which are about to be split, cannot be compared; empty if it can be."""
+    if any(model.oversized for model in models):
+        return "the model and its gradients are larger than the memory of a rank"
     if any(has_delayed(model.module) for model in models):
         return "a model is built without memory (weft.delay_param_initialization), so that no rank holds all of it"
     if any(model.resumed_plan is not None for model in models):

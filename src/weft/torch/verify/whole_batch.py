@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 from weft.session.cut import Joined
 from weft.torch.calls.interception import intercepted
-from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.execution.thread_settings import current_scale, rehearse
 from weft.torch.keras_layers import layers_evaluate
@@ -200,8 +199,8 @@ def judge(
         return Verdict()
     trial = _Trial(session, models, function, weight)
     try:
-        if any(has_delayed(model.module) for model in models):
-            raise Incomparable("the model is built without memory")
+        if any(model.estimated for model in models):
+            raise Incomparable("no rank has room for the whole model")
         if any(model.partitioned and (session.pipeline is not None or model.sharded) for model in models):
             raise SplitBefore("the model has been split before")
         return _adapted(trial, batch, title, blocks) if adapts else _warned(trial, batch, title)

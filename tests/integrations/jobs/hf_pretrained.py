@@ -1,0 +1,53 @@
+"""A pretrained model, converted while it is read: its losses, and the memory that it took before the first step.
+
+weft run -n 2 hf_pretrained.py FOLDER      beside it: python hf_pretrained.py FOLDER plain
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import weft.torch as weft
+
+
+def resident_mib() -> float:
+    found = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")
+    ]
+    return int(found[0].split()[1]) / 1024
+
+
+def main(folder: str, plain: bool) -> None:
+    torch.set_num_threads(1)
+    weft.init(partitions=1 if plain else 2, microbatches=2)
+    AutoModelForCausalLM.from_pretrained(folder)  # imports what it needs, and reads nothing
+    before = resident_mib()
+    with weft.delay_param_initialization(not plain):
+        net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    grown = resident_mib() - before
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @weft.step
+    def step(model: Any, ids: Any) -> Any:
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        model.backward(loss)
+        return loss
+
+    losses = []
+    for number in range(3):
+        ids = torch.randint(0, 4096, (4, 16), generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        losses.append(float(step(model, ids).reduce_mean()))
+        optimizer.step()
+    print("RESULT", json.dumps({"losses": losses, "grown": grown}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], len(sys.argv) > 2)
