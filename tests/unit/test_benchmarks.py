@@ -41,6 +41,7 @@ OTHERS = {
     "recording": (["--spans", "2000", "--steps", "20", "--seconds", "0.2", "--rounds", "1"], "| a span |"),
     "plan": (["--rows", "tests/data/step_times.csv", "--brief"], "| **strict** | 28 |"),
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
+    "pretrained": (["--gib", "0.01", "--width", "128", "--ranks", "2"], "| 2 | delayed |"),
     "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }
 """Options that make it short, and what its table has then."""
@@ -66,6 +67,8 @@ def test_it_runs(name: str, tmp_path: Path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", one_in(7, OTHERS))
 def test_it_prints_its_table(name: str):
+    if name == "pretrained":
+        pytest.importorskip("transformers")
     options, row = OTHERS[name]
     assert row in run(name, options)
 
