@@ -277,8 +277,8 @@ def test_a_loss_of_the_scripts_own_over_other_numbers_of_labels_is_told(caplog):
     assert "Own.compute_loss is the script's own" in record.getMessage()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_pretrained_weights_are_converted_by_who_owns_them(tmp_path, tied):
+@pytest.mark.parametrize(("tied", "way"), [(False, "delayed"), (True, "delayed"), (True, "large")])
+def test_pretrained_weights_are_converted_by_who_owns_them(tmp_path, tied, way):
     config = transformers.LlamaConfig(
         hidden_size=512, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, vocab_size=4096,
         tie_word_embeddings=tied,
@@ -287,7 +287,7 @@ def test_pretrained_weights_are_converted_by_who_owns_them(tmp_path, tied):
     net.save_pretrained(tmp_path)
     mib = sum(parameter.numel() for parameter in net.parameters()) * 8 / 2**20
     one = alone("hf_pretrained.py", str(tmp_path), "plain")
-    ranks = split(2, "hf_pretrained.py", str(tmp_path))
+    ranks = split(2, "hf_pretrained.py", str(tmp_path), way)
     assert len(ranks) == 2 and one["grown"] > 0.9 * mib > 60
     for each in ranks:
         assert each["losses"] == pytest.approx(one["losses"], rel=1e-9)

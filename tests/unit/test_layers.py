@@ -46,7 +46,7 @@ ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "output"), ("backward", "session"), ("execution",),
         ("agreement", "amp", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
-        ("context_parallel", "replicas"),
+        ("context_parallel", "pretrained", "replicas"),
         ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
         ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
         ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),

@@ -1,6 +1,8 @@
 """A pretrained model, converted while it is read: its losses, and the memory that it took before the first step.
 
-weft run -n 2 hf_pretrained.py FOLDER      beside it: python hf_pretrained.py FOLDER plain
+weft run -n 2 hf_pretrained.py FOLDER delayed      the script says so
+weft run -n 2 hf_pretrained.py FOLDER large        nothing says so, but the model is large for a rank
+python hf_pretrained.py FOLDER plain               beside it
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ def resident_mib() -> float:
     return int(found[0].split()[1]) / 1024
 
 
-def main(folder: str, plain: bool) -> None:
+def main(folder: str, way: str) -> None:
     torch.set_num_threads(1)
-    weft.init(partitions=1 if plain else 2, microbatches=2)
+    limit = {"memory_limit": 0.03} if way == "large" else {}
+    weft.init(partitions=1 if way == "plain" else 2, microbatches=2, **limit)
     AutoModelForCausalLM.from_pretrained(folder)  # imports what it needs, and reads nothing
     before = resident_mib()
-    with weft.delay_param_initialization(not plain):
+    with weft.delay_param_initialization(way == "delayed"):
         net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     grown = resident_mib() - before
     model = weft.DistributedModel(net)
@@ -50,4 +53,4 @@ def main(folder: str, plain: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], len(sys.argv) > 2)
+    main(*sys.argv[1:])
