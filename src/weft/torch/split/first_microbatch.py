@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from weft.errors import UsageError
 from weft.schedule.table import KINDS
+from weft.torch.delayed_parameters import has_delayed
 from weft.torch.execution.gradients import Gradients, Tensors
 from weft.torch.execution.thread_settings import no_training, rehearse
 from weft.torch.model import DistributedModel
@@ -23,6 +25,8 @@ from weft.torch.trace.side_effects import Kept, copy_argument, hand_to_step, hom
 from weft.torch.trace.times import Clock, on_meta
 from weft.torch.trace.trace import trace
 
+log = logging.getLogger("weft")
+
 
 def trace_step(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool
@@ -31,7 +35,20 @@ def trace_step(
 
     Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
     """
-    delayed = model.estimated
+    if _without_values(session, model):
+        try:
+            return _traced(session, model, function, batch, counted, delayed=True)
+        except UsageError as error:
+            if session.device.type != "cpu" or any(has_delayed(other.module) for other in session.models):
+                raise
+            log.warning("the model is traced with its values, although it is large: %s", error.__cause__)
+    return _traced(session, model, function, batch, counted, delayed=False)
+
+
+def _traced(
+    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, counted: bool,
+    delayed: bool,
+) -> Trace:  # fmt: skip
     padding = Padding()
     padding.done = counted or delayed
     with _alone(session, model, function, batch, padding, delayed) as (run, kept):
@@ -71,7 +88,7 @@ def forward_only(
     padding.done = True
     with ExitStack() as stack:
         run, kept = stack.enter_context(
-            _alone(session, models[0], function, batch, padding, models[0].estimated)
+            _alone(session, models[0], function, batch, padding, _without_values(session, models[0]))
         )
         for number, model in enumerate(models):
             stack.enter_context(
@@ -126,13 +143,20 @@ def _alone(
             if other is not model and not other.partitioned:
                 stack.enter_context(without_side_effects(other.module, session.streams))
         try:
-            with on_meta(model.module) if delayed else nullcontext():
-                for thing in (function, args, kwargs, *(other.module for other in session.models)):
-                    kept.note(thing)
-                yield run, kept
+            for other in session.models if delayed else ():
+                if other is model or not other.partitioned:
+                    stack.enter_context(on_meta(other.module))
+            for thing in (function, args, kwargs, *(other.module for other in session.models)):
+                kept.note(thing)
+            yield run, kept
         except BaseException as error:
             session.monitor.locate(error)
             raise
+
+
+def _without_values(session: Session, model: DistributedModel) -> bool:
+    """True if the step runs on this rank alone without values: a model that it may call has none, or no room."""
+    return any(other.estimated for other in session.models if other is model or not other.partitioned)
 
 
 def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
