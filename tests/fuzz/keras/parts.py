@@ -66,11 +66,11 @@ class Out:
     def reduce_mean(self) -> Any:
         if isinstance(self.outputs[0], tf.IndexedSlices):
             pairs = zip(self.shares, self.outputs, strict=True)
-            values = tf.concat([tf.cast(share, part.dtype) * part.values for share, part in pairs], 0)
+            values = tf.concat([tf.constant(share, part.dtype) * part.values for share, part in pairs], 0)
             indices = tf.concat([part.indices for part in self.outputs], 0)
             return tf.IndexedSlices(values, indices, self.outputs[0].dense_shape)
         return tf.add_n(
-            [tf.cast(share, part.dtype) * part for share, part in zip(self.shares, self.outputs, strict=True)]
+            [tf.constant(share, part.dtype) * part for share, part in zip(self.shares, self.outputs, strict=True)]
         )
 
     accumulate = reduce_mean
