@@ -13,7 +13,7 @@ from weft.plan.chosen import ahead
 from weft.plan.option import Option
 from weft.plan.search import Found, search
 from weft.simulate import FREE
-from weft.torch.execution.entry_points import install
+from weft.torch.interceptions import install
 from weft.torch.model import DistributedModel
 from weft.torch.session import current
 from weft.torch.session.collectives import agree_on

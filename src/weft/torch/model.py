@@ -120,7 +120,7 @@ class DistributedModel(nn.Module):
         self._copies: list[weakref.ref[DistributedModel]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self.outline: Any = None
-        self.oversized = session.pipeline is not None and 2 * self.held_bytes() > device_bytes(session)
+        self.oversized = session.pipeline is not None and self._exceeds(device_bytes(session))
         self.move(session.device)
         if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)
@@ -254,6 +254,13 @@ class DistributedModel(nn.Module):
         return self.average_grads_across_microbatches and self._comm_hook is None
 
     # --- the partition --------------------------------------------------------------------------------------
+
+    def _exceeds(self, limit_bytes: float) -> bool:
+        """True if the values and the gradients of the whole model are more than that."""
+        gradients = sum(
+            each.nbytes for each in self.module.parameters() if each.requires_grad and not each.is_meta
+        )
+        return self.held_bytes() + gradients > limit_bytes
 
     @property
     def estimated(self) -> bool:
