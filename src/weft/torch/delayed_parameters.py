@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import TorchDispatchMode, arguments_of, results_of, storage_key
+from weft.torch.pytorch.private import CONVERSION, TorchDispatchMode, arguments_of, results_of, storage_key
 from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.nested import replace
@@ -44,7 +44,7 @@ _FACTORIES = frozenset(
 
 READS_IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
 """Lets transformers read weights in this thread: what is done in other threads is not written down."""
-_CONVERT, CPU = torch.ops.aten._to_copy.default, torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def _is_large(tensor: Tensor) -> bool:
@@ -117,7 +117,7 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _CONVERT and _is_large(args[0]) and kwargs.get("device") in (None, CPU):
+        if func is CONVERSION and _is_large(args[0]) and kwargs.get("device") in (None, CPU):
             result = func(
                 *args, **{**kwargs, "device": torch.device("meta")}
             )  # read from its file, it has no memory

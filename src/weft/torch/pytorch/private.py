@@ -427,6 +427,10 @@ _linear = _find(
     "torch.ops.mkldnn._linear_pointwise.default", "products by oneDNN", "products are PyTorch's usual ones"
 )
 _find("torch.ops.aten.add.Tensor._schema", "delay_param_initialization")
+CONVERSION = _find(
+    "torch.ops.aten._to_copy.default", "weights that are converted late", "each rank converts all of them"
+)
+"""The operation behind `tensor.to(dtype)`; None without it."""
 _wrapper = _find("torch.Tensor._make_wrapper_subclass", "sharded logits and tokens", "it is refused")
 _constructors = _find(
     "torch.utils._device._device_constructors",
