@@ -70,7 +70,10 @@ class Out:
             indices = tf.concat([part.indices for part in self.outputs], 0)
             return tf.IndexedSlices(values, indices, self.outputs[0].dense_shape)
         return tf.add_n(
-            [tf.constant(share, part.dtype) * part for share, part in zip(self.shares, self.outputs, strict=True)]
+            [
+                tf.constant(share, part.dtype) * part
+                for share, part in zip(self.shares, self.outputs, strict=True)
+            ]
         )
 
     accumulate = reduce_mean
