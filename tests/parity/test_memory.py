@@ -98,3 +98,45 @@ def test_a_model_larger_than_a_rank_is_traced_without_its_values(tmp_path: Path,
     done = run_ranks(2, script, [code], timeout=100).check()
     assert done.stdout.count("equal") == 2
     assert ("traced with its values" in done.stderr + done.stdout) == (code == "reads")
+
+
+CHANGED = """
+import sys, torch
+from torch import nn
+import weft.torch as weft
+
+weft.init(partitions=2, microbatches=2)
+large, small = torch.randn(300, 300), torch.randn(100, 100)
+before = small.clone()
+with weft.delay_param_initialization(), torch.no_grad():
+    net = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+    net[0].weight.copy_(large)
+    net[1].weight[:100, :100].copy_(small)
+small.zero_()
+if sys.argv[1] == "large":
+    large.zero_()
+model = weft.DistributedModel(net)
+
+@weft.step
+def step(model, x):
+    return model(x).mean()
+
+step(model, torch.ones(4, 300))
+mine = dict(model.local_named_parameters())
+if "module.0.weight" in mine:
+    assert torch.equal(mine["module.0.weight"], large)
+else:
+    assert torch.equal(mine["module.1.weight"][:100, :100], before)
+print("as they were")
+"""
+
+
+@pytest.mark.parametrize("changed", ["small", "large"])
+def test_delayed_values_are_those_that_were_given(tmp_path: Path, changed: str):
+    script = tmp_path / "train.py"
+    script.write_text(CHANGED)
+    done = run_ranks(2, script, [changed], timeout=100)
+    if changed == "small":
+        assert done.check().stdout.count("as they were") == 2
+    else:
+        assert done.returncode and "was written to afterwards" in done.stderr

@@ -95,6 +95,20 @@ def peak_bytes() -> int:
     return int(found[1]) << 10 if found else resident_bytes()
 
 
+def is_mapped(address: int) -> bool:
+    """True if the memory there is a file's, read when it is needed; False where the system does not tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        span, _, _, _, inode, *_ = line.split(maxsplit=5)
+        first, last = (int(each, 16) for each in span.split("-"))
+        if first <= address < last:
+            return inode != "0"
+    return False
+
+
 class Growth:
     """Gives free memory back when the process holds much more than some steps before; :meth:`look` before each step."""
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("weft")
 UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 """Messages that are told once for a call, or once for a step: they belong to no microbatch."""
 LEAST_S = 100e-6
-"""A shorter preparation is not told."""
+"""Seconds; a shorter preparation is not recorded."""
 
 
 @dataclass(frozen=True)

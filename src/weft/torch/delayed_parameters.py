@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import CONVERSION, TorchDispatchMode, arguments_of, results_of, storage_key
+from weft.runtime.allocator import is_mapped
+from weft.torch.pytorch.private import (
+    CONVERSION,
+    TorchDispatchMode,
+    arguments_of,
+    results_of,
+    storage_key,
+    version,
+)
 from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.nested import replace
@@ -47,13 +55,9 @@ READS_IN_ORDER = "HF_DEACTIVATE_ASYNC_LOAD"
 CPU = torch.device("cpu")
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.device == CPU and tensor.numel() > SMALL
-
-
-def _without_base(tensor: Tensor) -> Tensor:
-    """The same memory, none yet, without a hold on the parameter of which it may be a view."""
-    return tensor.data if tensor.device.type == "meta" else tensor
+def _is_in_a_file(tensor: Tensor) -> bool:
+    """True for a large tensor whose memory is a file's, as safetensors and ``torch.load(mmap=True)`` give it."""
+    return tensor.device == CPU and tensor.numel() > SMALL and is_mapped(tensor.data_ptr())
 
 
 class Recipes:
@@ -61,12 +65,23 @@ class Recipes:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.entries: list[tuple[Any, Any, Any]] = []
+        self.entries: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
         self.by_storage: dict[int, list[int]] = {}
         self.storages: list[Any] = []
 
     def add(self, func: Any, args: Any, kwargs: Any, touched: list[Tensor]) -> None:
-        self.entries.append((func, *replace((args, kwargs), _without_base, attributes=False)))
+        """An operation that makes or changes the tensors ``touched``. Values that it reads are those of now."""
+        read: list[tuple[Tensor, int]] = []
+
+        def kept(tensor: Tensor) -> Tensor:
+            if tensor.device.type == "meta":
+                return tensor.data  # no hold on the parameter of which it may be a view
+            if tensor.numel() <= SMALL:
+                return tensor.detach().clone()
+            read.append((tensor, version(tensor)))
+            return tensor
+
+        self.entries.append((func, *replace((args, kwargs), kept, attributes=False), read))
         for tensor in touched:
             storage = tensor.untyped_storage()
             if storage_key(tensor) not in self.by_storage:
@@ -90,7 +105,12 @@ class Recipes:
             return made[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
         for number in self.by_storage.get(storage, ()):
-            func, args, kwargs = self.entries[number]
+            func, args, kwargs, read = self.entries[number]
+            if any(version(tensor) != before for tensor, before in read):
+                raise UsageError(
+                    "a tensor from which a delayed parameter takes its values was written to afterwards; they are read "
+                    "when the first step splits the model: copy from a clone that nobody changes"
+                )
             kwargs = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
             with torch.no_grad(), streams.own(mix(self.seed, number), TORCH):
                 new_args, new_kwargs = replace((args, kwargs), real, attributes=False)
@@ -117,10 +137,8 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is CONVERSION and _is_large(args[0]) and kwargs.get("device") in (None, CPU):
-            result = func(
-                *args, **{**kwargs, "device": torch.device("meta")}
-            )  # read from its file, it has no memory
+        if func is CONVERSION and _is_in_a_file(args[0]) and kwargs.get("device") in (None, CPU):
+            result = func(*args, **{**kwargs, "device": torch.device("meta")})
             self.recipes.add(func, args, {**kwargs, "device": CPU}, [result])
             return result
         result = func(*args, **kwargs)

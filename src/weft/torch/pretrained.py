@@ -30,7 +30,7 @@ _log = logging.getLogger("weft")
 def read_by_parts(modeling: ModuleType) -> None:
     """Let `from_pretrained` leave large models without memory until they are split. ``modeling``: of transformers."""
     original = modeling.PreTrainedModel.from_pretrained.__func__
-    if hasattr(original, "__wrapped__") and original.__module__ == __name__:
+    if original.__module__ == __name__:  # weft was initialised before
         return
 
     @functools.wraps(original, assigned=("__doc__", "__name__", "__qualname__"))

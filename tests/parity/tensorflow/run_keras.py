@@ -500,6 +500,7 @@ def the_first_batch_is_compared_with_one_process(partitions: int) -> None:
     cases: dict[str, Callable[[Any, Any], Any]] = {
         "gives the losses and gradients of its whole batch": mean,
         "for the whole batch: two microbatches have the loss": pairs,
+        "gives other numbers in microbatches": lambda y, found: mean(y, found) + 3e-4 * pairs(y, found),
         "have the loss": lambda y, found: tf.reduce_sum(found**2),
         "was not compared with the whole batch: it draws random numbers": lambda y, found: mean(
             y, found + tf.random.normal(tf.shape(found))

@@ -213,7 +213,7 @@ USUAL = {
 }  # fmt: skip
 """The settings that tell divisions apart, with their defaults."""
 FOLLOWS = ("auto", "list")
-"""What runs by these is known to the job alone; any schedule of the plan may stand beside it."""
+"""Only the job knows what runs by these; any schedule of the plan may stand beside it."""
 REST = "all else: late ranks, data, the script"
 
 

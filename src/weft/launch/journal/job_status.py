@@ -249,9 +249,9 @@ def _is_time(value: object) -> bool:
 
 
 SAVE_S = 300.0
-"""How long a job may take to save and end by itself."""
+"""Seconds in which a job may save and end by itself."""
 END_S = 15.0
-"""How long it may take to end at once."""
+"""Seconds in which it has to end at once."""
 _SECOND_S = 0.2
 """Between two signals that end a job at once."""
 _TICK_S = 0.05

@@ -66,7 +66,7 @@ def direct_groups(
 
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 _NAMES = ("mkl_thread_free_buffers", "mkl_serv_thread_free_buffers")
-"""What gives back the memory of the calling thread: as MKL documents it, and as it is called inside PyTorch's own
+"""Functions that give back the memory of the calling thread: as MKL documents it, and as it is called inside PyTorch's own
 builds."""
 
 

@@ -272,7 +272,7 @@ def _answer(session: Session, found: list[dict[str, Any]]) -> str:
 
 
 USUAL = Links.uniform(Link(CROSSING_S / 2, BYTES_PER_S))
-"""What messages take where nobody has measured it."""
+"""The speed of messages where nobody has measured it."""
 
 
 def expected_step(
