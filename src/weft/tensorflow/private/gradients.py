@@ -60,19 +60,37 @@ def outside_of_graphs() -> Iterator[None]:
 
 
 @contextmanager
-def watch_asked(asked: Asked, inside: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Tell what gradients someone asks for, and gets, where ``inside()`` says so."""
+def watch_asked(
+    asked: Asked, inside: Callable[[], bool] = lambda: True, outermost: bool = False
+) -> Iterator[None]:
+    """Tell what gradients someone asks for, and gets, where ``inside()`` says so.
+
+    ``outermost``: not what is asked while a gradient is computed, for the body of a loop or by `tf.recompute_grad`.
+    """
+    depth = 0
+
     by_tape, by_graph = imperative_grad.imperative_grad, gradients_util._GradientsHelper
 
+    @contextmanager
+    def deeper() -> Iterator[None]:
+        nonlocal depth
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+
     def from_tape(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        found = by_tape(tape, target, sources, *args, **kwargs)
-        if inside():
+        with deeper():
+            found = by_tape(tape, target, sources, *args, **kwargs)
+        if inside() and not (outermost and depth):
             asked(tf.nest.flatten(target), list(sources), list(found))
         return found
 
     def from_graph(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        found = by_graph(ys, xs, *args, **kwargs)
-        if inside():
+        with deeper():
+            found = by_graph(ys, xs, *args, **kwargs)
+        if inside() and not (outermost and depth):
             asked(tf.nest.flatten(ys), tf.nest.flatten(xs), tf.nest.flatten(found))
         return found
 

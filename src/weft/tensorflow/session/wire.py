@@ -100,7 +100,7 @@ TRAVEL = Travel(
     outgoing=outgoing,
     incoming=incoming,
 )
-"""The device of the session of a TensorFlow process."""
+"""Travel for the session of a TensorFlow process."""
 
 
 def sum_over(session: Session, axis: str, numbers: Any, what: str) -> Any:

@@ -155,15 +155,12 @@ class WholeBatch:
         """The losses and gradients of a piece of the batch, and what Keras divides them by."""
         args, kwargs = self._batch.arguments(tensors)
         asked: list[tuple[Any, Any]] = []
-        graph = private.present_graph()
 
         def noted(targets: Sequence[Any], sources: Sequence[Any], gradients: Sequence[Any]) -> None:
-            if private.present_graph() is not graph:
-                return  # TensorFlow asks for gradients inside the body of a loop, whose tensors stay there
             if any(getattr(private.handle_of(each), "dtype", None) == tf.resource for each in sources):
                 asked.append((targets, [each for each in gradients if each is not None]))
 
-        with watch_losses() as losses, private.watch_asked(noted):
+        with watch_losses() as losses, private.watch_asked(noted, outermost=True):
             result = self._function(*args, **kwargs)
         entries = [(each, losses.of(each), True) for targets, _ in asked for each in targets]
         for targets, gradients in asked:

@@ -66,8 +66,8 @@ def direct_groups(
 
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 _NAMES = ("mkl_thread_free_buffers", "mkl_serv_thread_free_buffers")
-"""Functions that give back the memory of the calling thread: as MKL documents it, and as it is called inside PyTorch's own
-builds."""
+"""Functions that give back the memory of the calling thread: as MKL documents it, and as PyTorch's own builds have
+it."""
 
 
 def find_release() -> Callable[[], None]:
