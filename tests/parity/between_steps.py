@@ -545,7 +545,9 @@ def what_layers_keep_is_read_by_the_step(what: str) -> None:
     def loss_with(model: Any, layers: Any, x: Tensor) -> Tensor:
         return loss_of(model, x) + 0.1 * sum(map(KEPT[what], layers))
 
-    for evaluates, (layout, settings) in ((evaluates, each) for evaluates in (False, True) for each in layouts()):
+    for evaluates, (layout, settings) in (
+        (evaluates, each) for evaluates in (False, True) for each in layouts()
+    ):
         if layout in ("sequences", "shared parameters", "pipelines that share parameters"):
             continue  # each rank has the loss of its own part; FSDP2 sees results of layers only
         x = batches()[0]

@@ -29,10 +29,11 @@ def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: fl
 
 def checks_of(worker: str) -> list[str]:
     """The checks of a worker in this folder, which is read: an import would bring TensorFlow into this process."""
-    tree = ast.parse(Path(__file__).with_name(worker).read_text())
-    return [
-        node.name
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any(isinstance(each, ast.Name) and each.id == "check" for each in node.decorator_list)
-    ]
+    found = []
+    for node in ast.parse(Path(__file__).with_name(worker).read_text()).body:
+        for each in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            if ast.unparse(each) == "check":
+                found.append(node.name)
+            elif isinstance(each, ast.Call) and ast.unparse(each.func) == "of_each":
+                found += [f"{node.name}[{ast.literal_eval(name)}]" for name in each.args]
+    return found

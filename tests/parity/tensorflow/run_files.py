@@ -33,6 +33,15 @@ def check(function: Callable[[int], None]) -> Callable[[int], None]:
     return function
 
 
+def of_each(*names: str) -> Callable[[Callable[[str, int], None]], None]:
+    """Makes a check of a function for each of `names`, which it is called with."""
+
+    def register(function: Callable[[str, int], None]) -> None:
+        CHECKS.update({f"{function.__name__}[{name}]": functools.partial(function, name) for name in names})
+
+    return register
+
+
 def folder() -> Path:
     """An empty folder, the same on every rank."""
     return Path(weft.allgather(tempfile.mkdtemp() if weft.rank() == 0 else "")[0])
@@ -148,11 +157,39 @@ def whole_models(partitions: int) -> None:
         weft.barrier()
 
 
+@keras.saving.register_keras_serializable("tests")
+class Steady(keras.optimizers.Optimizer):
+    """Keeps the largest gradient of each row, in a list and under a name of its own."""
+
+    def build(self, variables: Any) -> None:
+        if self.built:
+            return
+        super().build(variables)
+        self.largest = [self.add_variable(each.shape[:1], name="largest") for each in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        largest = self.largest[self._get_variable_index(variable)]
+        rows = tf.reduce_max(tf.abs(tf.reshape(gradient, (variable.shape[0], -1))), 1)
+        self.assign(largest, tf.maximum(largest, rows))
+        shape = (-1, *(1 for _ in variable.shape[1:]))
+        self.assign_sub(variable, learning_rate * gradient / (tf.reshape(largest, shape) + 0.1))
+
+
+class Unknown(Steady):
+    """The same in a dict, so that nobody can tell what is whose."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.largest = dict(enumerate(self.largest))
+
+
 OPTIMIZERS: dict[str, Callable[[float], Any]] = {
+    "rows-and-columns": lambda rate: keras.optimizers.Adafactor(rate, epsilon_1=1e-12),
+    "own": Steady,
     "SGD": keras.optimizers.SGD,
     "Nadam": keras.optimizers.Nadam,
     "averages": lambda rate: keras.optimizers.SGD(rate, momentum=0.9, use_ema=True),
-    "loss scale": lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
+    "loss-scale": lambda rate: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(rate)),
     "accumulation": lambda rate: keras.optimizers.Adam(rate, gradient_accumulation_steps=2),
     "schedule": lambda rate: keras.optimizers.RMSprop(
         keras.optimizers.schedules.ExponentialDecay(rate, 2, 0.5)
@@ -160,28 +197,45 @@ OPTIMIZERS: dict[str, Callable[[float], Any]] = {
 }
 
 
+@of_each("rows-and-columns", "own", "SGD", "Nadam", "averages", "loss-scale", "accumulation", "schedule")
+def weights_there_and_back(name: str, partitions: int) -> None:
+    begin(partitions)
+    where, optimizer = folder(), OPTIMIZERS[name]
+    plain, split = pair(net, 2, optimizer)
+    split.save_weights(where / f"{name}.weights.h5")
+    weft.save_checkpoint(where, name, model=split, optimizer=split.optimizer)
+    other = compiled(seeded(net), optimizer(0.01))
+    fit(other)
+    other.load_weights(where / f"{name}.weights.h5")
+    same_values(other.get_weights(), plain.get_weights(), f"{name}: weights into plain Keras")
+    same_values(other.optimizer.variables, plain.optimizer.variables, f"{name}: the optimizer")
+    weft.barrier()
+    if weft.rank() == 0:
+        plain.save_weights(where / "plain.weights.h5")
+    weft.barrier()
+    back = compiled(weft.DistributedModel(seeded(net)), optimizer(0.01))
+    fit(back)
+    back.load_weights(where / "plain.weights.h5")
+    still_split(back)
+    same_values(back.get_weights(), plain.get_weights(), f"{name}: weights from plain Keras")
+    resumed = compiled(weft.DistributedModel(seeded(net)), optimizer(0.01))
+    fit(resumed)
+    weft.resume_from_checkpoint(where, name, model=resumed, optimizer=resumed.optimizer)
+    expected = fit(plain, 2)["loss"]
+    near(fit(back, 2)["loss"], expected, f"{name}: the loss of a model that goes on", 1e-3)
+    near(fit(resumed, 2)["loss"], expected, f"{name}: the loss of a job that was resumed", 1e-3)
+
+
 @check
-def weights_there_and_back(partitions: int) -> None:
+def states_that_nobody_can_tell_whose_they_are(partitions: int) -> None:
     begin(partitions)
     where = folder()
-    for name, optimizer in OPTIMIZERS.items():
-        plain, split = pair(net, 2, optimizer)
-        split.save_weights(where / f"{name}.weights.h5")
-        other = compiled(seeded(net), optimizer(0.01))
-        fit(other)
-        other.load_weights(where / f"{name}.weights.h5")
-        same_values(other.get_weights(), plain.get_weights(), f"{name}: weights into plain Keras")
-        same_values(other.optimizer.variables, plain.optimizer.variables, f"{name}: the optimizer")
-        weft.barrier()
-        if weft.rank() == 0:
-            plain.save_weights(where / "plain.weights.h5")
-        weft.barrier()
-        back = compiled(weft.DistributedModel(seeded(net)), optimizer(0.01))
-        fit(back)
-        back.load_weights(where / "plain.weights.h5")
-        still_split(back)
-        same_values(back.get_weights(), plain.get_weights(), f"{name}: weights from plain Keras")
-        near(fit(back, 2)["loss"], fit(plain, 2)["loss"], f"{name}: the loss of a model that goes on", 1e-3)
+    split = compiled(weft.DistributedModel(seeded(net)), Unknown(0.01))
+    fit(split)
+    says = "nothing tells for which weights: not saved"
+    refuses(WeftError, says, lambda: split.save_weights(where / "a.weights.h5"))
+    refuses(WeftError, says, lambda: weft.save_checkpoint(where, "a", model=split, optimizer=split.optimizer))
+    assert files(where) == [], files(where)
 
 
 @check

@@ -21,10 +21,11 @@ import keras
 import tensorflow as tf
 
 from weft.checkpoint.shard import Part
-from weft.errors import UsageError
+from weft.errors import CheckpointError, UsageError
 from weft.tensorflow import private
 from weft.tensorflow.checkpoint.held import reading
 from weft.tensorflow.session.session import Session, name_of, session
+from weft.untrusted import listed
 
 _COUNTED = re.compile(r"_\d+(?=/|#|$)")
 
@@ -76,9 +77,11 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
     ``iteration``. ``named``: the variables of the models by name, in their order.
 
     Keras tells only by its name whose slot a variable is: the optimizer's name, the other variable's and the slot's.
-    Several of one name come in the order of the variables that the optimizer was built for.
+    Several of one name come in the order of the variables that the optimizer was built for. Slots with names of their
+    own (Adafactor's rows and columns) are found by the optimizer's lists that have one entry for each of these.
     """
     names = {id(variable): name for name, variable in named.items()}
+    listed = private.listed_by(optimizer)
     trained = [each for each in private.trained_by(optimizer) if id(each) in names] or list(named.values())
     known: dict[str, list[str]] = {}
     for variable in trained:
@@ -89,11 +92,29 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
     for variable in variables_of(optimizer):
         whose, slot = _whose(variable, longest_first)
         name = next((each for each in known.get(whose, ()) if f"{each}/{slot}" not in slots), None)
+        if name is None and id(variable) in listed:
+            of, slot = listed[id(variable)]
+            name = names.get(id(of))
         if name is None:
             own.append((name_of(variable).rpartition("/")[2], variable))
         else:
             slots[f"{name}/{slot}"] = variable
     return slots, numbered(own)
+
+
+def check_known(joined: Session, optimizer: Any, own: Mapping[str, Any]) -> None:
+    """Refuse to save tensors of an optimizer that are kept for trained variables, when nobody can tell for which.
+
+    Raises:
+        CheckpointError: There are some, and other partitions have others under the same names.
+    """
+    unknown = [name for name, each in own.items() if len(each.shape)]
+    if unknown and joined.settings.partitions > 1:
+        kind = type(optimizer).__name__
+        raise CheckpointError(
+            f"{kind} keeps {listed(unknown)}, and nothing tells for which weights: not saved. Make it by "
+            "add_variable_from_reference in build(), or keep it in a list with one entry for each trained variable"
+        )
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -217,6 +238,7 @@ def add(part: Part, joined: Session, contents: Contents) -> None:
     mine = {name for name, variable in named.items() if (contents.owner_of(variable) or 0) == here}
     for section, optimizer in contents.optimizers.items():
         slots, own = optimizer_state(optimizer, named)
+        check_known(joined, optimizer, own)
         for path, variable in slots.items():
             if path.rpartition("/")[0] in mine:
                 part.tensors[f"{section}/{path}"] = variable

@@ -26,7 +26,13 @@ from weft.checkpoint.save import Saves, meet
 from weft.errors import CheckpointError, UsageError
 from weft.session.collectives import agree_on, broadcast_text
 from weft.tensorflow import private
-from weft.tensorflow.checkpoint.contents import fit, name_variables, optimizer_state, variables_of
+from weft.tensorflow.checkpoint.contents import (
+    check_known,
+    fit,
+    name_variables,
+    optimizer_state,
+    variables_of,
+)
 from weft.tensorflow.checkpoint.export import check_loadable, gathered
 from weft.tensorflow.checkpoint.restore import AllRanks
 from weft.tensorflow.checkpoint.tensor_files import array_of
@@ -134,6 +140,7 @@ def _whole_optimizer(joined: Session, model: Any) -> Any:
     named, port = _named(model), joined.port("pp")
     here = joined.position("pp")
     slots, own = optimizer_state(optimizer, named)
+    check_known(joined, optimizer, own)
     mine = {name for name, variable in named.items() if (model.owner_of(variable) or 0) == here}
     given = {path: each for path, each in slots.items() if path.rpartition("/")[0] in mine} | own
     found: dict[str, Any] = {}

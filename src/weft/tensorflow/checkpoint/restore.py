@@ -255,6 +255,15 @@ def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing
     missing = sorted(wanted.keys() - state.keys())
     wrong = [f"the {section} keeps no {listed(missing)}"] if missing else []
     wrong += _unlike(reader.index, {path: state[name] for name, path in wanted.items() if name in state})
+    unknown = [
+        name
+        for name, path in kept.own.items()
+        if path not in wanted.values() and reader.index.tensors[path].shape
+    ]
+    if unknown:
+        wrong.append(
+            f"the save keeps {listed(unknown)} of the {section}, and does not tell for which weights"
+        )
     if wrong:
         raise CheckpointError(f"{reader.folder} does not fit this script: {'; '.join(wrong)}")
     for name, path in wanted.items():

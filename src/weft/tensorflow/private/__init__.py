@@ -46,6 +46,7 @@ from weft.tensorflow.private.models import is_of_keras_two as is_of_keras_two
 from weft.tensorflow.private.models import keras_two_model as keras_two_model
 from weft.tensorflow.private.models import layer_classes as layer_classes
 from weft.tensorflow.private.models import layers_evaluate as layers_evaluate
+from weft.tensorflow.private.models import listed_by as listed_by
 from weft.tensorflow.private.models import loss_scale_classes as loss_scale_classes
 from weft.tensorflow.private.models import loss_tracker as loss_tracker
 from weft.tensorflow.private.models import mask_of as mask_of

@@ -344,6 +344,22 @@ def trained_by(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
+def listed_by(optimizer: Any) -> dict[int, tuple[Any, str]]:
+    """By the id of an optimizer's variable, the trained variable that it is kept for, and the name of its list.
+
+    Optimizers of Keras keep their slots in lists with one entry for each trained variable, in the same order.
+    """
+    found: dict[int, tuple[Any, str]] = {}
+    trained = trained_by(optimizer)
+    for name, kept in vars(optimizer).items():
+        if name.startswith(("_trainable_variables", "_variables")) or not isinstance(kept, (list, tuple)):
+            continue
+        if trained and len(kept) == len(trained):
+            found |= {id(each): (of, name.strip("_")) for each, of in zip(kept, trained, strict=True)}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if inner is None else found | listed_by(inner)
+
+
 def build_optimizer(optimizer: Any, variables: Iterable[Any]) -> None:
     """Make an optimizer's own variables for these, with the names that they have after ``apply_gradients``."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
