@@ -95,6 +95,7 @@ def outcome(source: str, settings: Mapping[str, Any]) -> tuple[str, str]:
     """The outcome of a program on this rank, and the words for it."""
     try:
         names = compiled(source)
+        gc.collect()  # models of the program before: tensors of their sizes look like their gradients
         expected = run(names, Plain(names["SETTINGS"]["microbatches"]))
         if not all(np.isfinite(each).all() for each in expected.values() if each.dtype.kind == "f"):
             return INVALID, "the numbers are not finite"
