@@ -61,7 +61,7 @@ GROUPS = (
         "splitting.md",
         [
             "partition", "set_partition", "tensor_parallelism", "set_tensor_parallelism",
-            "delay_param_initialization", "partition_report",
+            "delay_param_initialization", "set_activation_checkpointing", "partition_report",
         ],  # fmt: skip
     ),
     Group("Watching", "jobs.md", ["progress", "log", "on_finding", "recorded_timeline"]),

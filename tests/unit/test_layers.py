@@ -49,7 +49,8 @@ ROOMS = {
         ("context_parallel", "pretrained", "replicas"),
         ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
         ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
-        ("checkpoint", "join", "split"), ("example_graph", "step"), ("graph_file",), ("example_check",),
+        ("checkpoint", "split"), ("rehearse",), ("join",), ("example_graph", "step"), ("graph_file",),
+        ("example_check",),
     ),
     "tensorflow": (
         ("private",), ("mini_batch", "output", "session", "trace"),
@@ -80,6 +81,10 @@ MAY_USE = {
         "split": {
             "analysis", "config", "errors", "untrusted", "graph", "partition", "plan", "report", "runtime", "schedule",
             "session", "simulate", "timeline", "topology", "transport", "units",
+        },
+        "rehearse": {
+            "config", "errors", "graph", "launch", "machines", "plan", "schedule", "session", "simulate", "topology",
+            "transport", "units", "watch",
         },
         "checkpoint": {"checkpoint", "communication", "document", "errors", "untrusted", "session"},
     },

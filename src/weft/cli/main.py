@@ -12,7 +12,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import weft
-from weft.cli import check, doctor, draw, jobs, partition, plan, report, run, simulate, trace, verify
+from weft.cli import (
+    check,
+    doctor,
+    draw,
+    jobs,
+    partition,
+    plan,
+    rehearse,
+    report,
+    run,
+    simulate,
+    trace,
+    verify,
+)
 from weft.cli.live import top
 from weft.cli.plan import storage, tune
 from weft.errors import WeftError
@@ -56,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         top,
         verify,
         check,
+        rehearse,
         plan,
         tune,
         storage,

@@ -103,16 +103,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "-n", "-np", "--ranks", "--np",
         dest="ranks", metavar="N", type=count, help="how many processes, on all hosts (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="one setting; wins over all others. Each is an option, too: --microbatches 4",
-    )  # fmt: skip
-    for setting in (row.name for row in config.describe() if row.name not in _FOLDERS):
-        parser.add_argument(
-            *dict.fromkeys((f"--{setting.replace('_', '-')}", f"--{setting}")),
-            dest="set", action=_Setting, const=setting, help=argparse.SUPPRESS,
-        )  # fmt: skip
+    add_settings(parser)
     for name, meaning in (("heartbeat", "a rank counts as frozen"), ("wait", "a waiting job is ended")):
         parser.add_argument(
             f"--timeout-{name}", type=float, metavar="SECONDS", help=f"after how many seconds {meaning}"
@@ -125,6 +116,20 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("cpu", "cuda"),
         help="cpu: hide the GPUs; with --smdistributed, calls for CUDA mean the CPU then (default: GPUs if there are)",
     )  # fmt: skip
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Options for the settings of a job."""
+    parser.add_argument("--config", metavar="JSON", help="settings: JSON text, or the path of a JSON file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="one setting; wins over all others. Each is an option, too: --microbatches 4",
+    )  # fmt: skip
+    for setting in (row.name for row in config.describe() if row.name not in _FOLDERS):
+        parser.add_argument(
+            *dict.fromkeys((f"--{setting.replace('_', '-')}", f"--{setting}")),
+            dest="set", action=_Setting, const=setting, help=argparse.SUPPRESS,
+        )  # fmt: skip
 
 
 def _add_watching(parser: argparse.ArgumentParser) -> None:
@@ -404,15 +409,24 @@ def _folder(options: argparse.Namespace, name: str) -> str:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
+    return [sys.executable, FILE, *script_and_arguments(options)]
+
+
+def script_and_arguments(options: argparse.Namespace) -> list[str]:
+    """The arguments of whoever runs the script.
+
+    Raises:
+        LaunchError: No script is given, or there is no such file.
+    """
     given = options.script[1:] if options.script[:1] == ["--"] else options.script
     script, *arguments = given or [""]
     if not script:
-        raise LaunchError("no script is given: weft run -n 2 train.py")
+        raise LaunchError(f"no script is given: weft {options.command} -n 2 train.py")
     if options.module:
-        return [sys.executable, FILE, MODULE, script, *arguments]
+        return [MODULE, script, *arguments]
     with translated(f'"{shown_path(script)}" is no script', LaunchError):
         if not Path(script).is_file():
             raise LaunchError(
                 f'there is no file "{shown_path(script)}": give a script, or -m and the name of a module'
             )
-    return [sys.executable, FILE, script, *arguments]
+    return [script, *arguments]

@@ -55,6 +55,9 @@ class Member(Protocol):
 
     def group(self, axis: str) -> Any: ...
 
+    @property
+    def rehearsal(self) -> Any: ...
+
     def doing(self, what: str) -> AbstractContextManager[None]: ...
 
 

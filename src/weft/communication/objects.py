@@ -102,6 +102,8 @@ def recv_from(
     else; the other rank gets the same.
     """
     session = _between_steps("recv_from")
+    if session.rehearsal is not None:
+        raise UsageError("recv_from() waits for another rank, and weft rehearse runs one: leave it out there")
     peer = _rank_of(session, src_rank, rank_type, "src_rank")
     with session.doing(f"recv_from() rank {peer}"):
         line = Handshake(session)
@@ -188,7 +190,7 @@ def _rank_of(session: Member, number: int, rank_type: RankType, name: str) -> in
 
 def _deliver(session: Member, peers: Sequence[int], packed: Packed, call: int, axis: str) -> None:
     """Offer an object to ranks, and send it to each as soon as that one is ready."""
-    if not peers:
+    if not peers or session.rehearsal is not None:
         return
     line = Handshake(session)
     mine = make_header(call, _AXES.index(axis), packed)
@@ -217,7 +219,7 @@ def _meet(session: Member, call: int, axis: str) -> None:
     Each rank tells the first one of the group, and the first one answers when it has heard of all.
     """
     first, *others = session.peers(axis)
-    if not others:
+    if not others or session.rehearsal is not None:
         return
     line = Handshake(session)
     mine = Header(call, _AXES.index(axis))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType
+from types import CodeType, TracebackType
 
 FILE = os.path.abspath(__file__)
 MODULE = "--module"
@@ -20,30 +20,41 @@ MODULE = "--module"
 
 def main() -> None:
     """Runs the script; an exception that it does not catch is reported as its hook says, and ends the process."""
-    as_module = sys.argv[1] == MODULE
-    del sys.argv[: 2 if as_module else 1]
-    script = sys.argv[0]
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
     from weft.launch.environ import torchrun_environ
     from weft.watch import before_init
 
     os.environ |= torchrun_environ(os.environ)
     before_init.report_uncaught(_rank())
     try:
-        if as_module or script.endswith(".pyc") or _is_archive(script):
-            _run_by_name(script, as_module)
-        else:
-            _run(script)
+        run_script()
     except SystemExit as error:
         before_init.report_exit(error.code)
         raise
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and _ours(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
+        trace = own_trace(error)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def run_script() -> None:
+    """Runs the script that this process's arguments name, as if Python had started it."""
+    as_module = sys.argv[1] == MODULE
+    del sys.argv[: 2 if as_module else 1]
+    script = sys.argv[0]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.realpath(script)))
+    if as_module or script.endswith(".pyc") or _is_archive(script):
+        _run_by_name(script, as_module)
+    else:
+        _run(script)
+
+
+def own_trace(error: BaseException) -> TracebackType | None:
+    """The traceback of an exception of the script, from the script's first line."""
+    trace = error.__traceback__
+    while trace is not None and _ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
 
 
 def _rank() -> int | None:

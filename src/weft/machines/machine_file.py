@@ -31,11 +31,12 @@ from weft.document import Document
 from weft.errors import FormatError
 from weft.machines.accelerator import DTYPES, Accelerator
 from weft.machines.catalogue import host_of
-from weft.machines.host import Conduct, Host
+from weft.machines.cluster import parse_cluster
+from weft.machines.host import Conduct, Host, Machines
 from weft.machines.storage import FIGURES, PRICED, SERVICES, Prices, Service
 from weft.topology.cluster import Link
 from weft.units import parse_bytes, parse_rate
-from weft.untrusted import MOST_RANKS
+from weft.untrusted import MOST_RANKS, read_file
 
 VERSION = 1
 _HOST = (
@@ -61,6 +62,16 @@ _ACCELERATOR = (
 )  # fmt: skip
 _PLAIN = ("half_flops", "memory_share", "attention_share")
 _CONDUCT = tuple(one.name for one in fields(Conduct))
+
+
+def parse_machines(text: str) -> Machines:
+    """Machines as :func:`weft.machines.cluster.parse_cluster` takes them; a name that ends in .json is a file's.
+
+    Raises:
+        ConfigError: It is neither.
+        FormatError: There is no such file, or it describes no host.
+    """
+    return parse_cluster(text, lambda path: read_file(path, host_from_json))
 
 
 def host_from_json(text: str) -> Host:

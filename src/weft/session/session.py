@@ -91,6 +91,7 @@ class Session:
         findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
         travel: What the framework says of objects that go between ranks.
+        rehearsal: What `weft rehearse` was asked, and has found; None in a job that trains.
     """
 
     settings: Settings
@@ -130,6 +131,7 @@ class Session:
     findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     travel: Travel = Travel()
+    rehearsal: Any = None
 
     # --- where this process is ------------------------------------------------------------------------------
 

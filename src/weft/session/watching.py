@@ -31,13 +31,19 @@ def show_opening(session: Session, microbatches: int) -> None:
 
     ``microbatches``: into how many the step was cut.
     """
-    opening, settings = session.opening, session.settings
+    opening = session.opening
     if opening.told:
         return
     opening.told = True
     quiet = "off" in (os.environ.get(VARIABLE), os.environ.get(OPENING))
     if session.rank or session.place.world_size == 1 or quiet:
         return
+    print(f"weft: {opening.text(*describe_layout(session, microbatches))}", file=sys.stderr, flush=True)
+
+
+def describe_layout(session: Session, microbatches: int) -> tuple[str, int, list[str]]:
+    """The name of the schedule, the number of microbatches, and what else ranks share, in words."""
+    settings = session.settings
     schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name
     degrees = {
         "{} data-parallel replicas": session.mesh.rdp,
@@ -46,7 +52,7 @@ def show_opening(session: Session, microbatches: int) -> None:
         "context parallel over {} ranks": settings.context_parallel_degree,
     }
     ways = [text.format(degree) for text, degree in degrees.items() if degree > 1]
-    print(f"weft: {opening.text(KINDS[schedule].title, microbatches, ways)}", file=sys.stderr, flush=True)
+    return KINDS[schedule].title, microbatches, ways
 
 
 def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = None) -> Iterable[_Item]:

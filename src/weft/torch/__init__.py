@@ -77,6 +77,9 @@ from weft.torch.watching import log as log
 if _TYPE_CHECKING:
     from weft.launch.running.notebook import notebook_run as notebook_run
     from weft.session.findings import on_finding as on_finding
+    from weft.torch.activation_checkpointing import (
+        set_activation_checkpointing as set_activation_checkpointing,
+    )
     from weft.torch.checkpoint.export import export_checkpoint as export_checkpoint
     from weft.torch.checkpoint.export import read_model as read_model
     from weft.torch.checkpoint.rank_files import load as load
@@ -91,6 +94,7 @@ if _TYPE_CHECKING:
 _LATE = {
     "notebook_run": "weft.launch.running.notebook",
     "on_finding": "weft.session.findings",
+    "set_activation_checkpointing": "weft.torch.activation_checkpointing",
     "export_checkpoint": "weft.torch.checkpoint.export",
     "read_model": "weft.torch.checkpoint.export",
     "load": "weft.torch.checkpoint.rank_files",

@@ -33,7 +33,7 @@ from weft.torch.tensors.marks import RECIPES
 from weft.torch.tensors.nested import replace
 
 SMALL = 16384
-_FACTORIES = frozenset(
+FACTORIES = frozenset(
     getattr(torch, name)
     for name in (
         "empty",
@@ -167,7 +167,7 @@ class _Large(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _FACTORIES and kwargs.get("device") is None and kwargs.get("out") is None:
+        if func in FACTORIES and kwargs.get("device") is None and kwargs.get("out") is None:
             before = torch.get_rng_state()
             made = func(*args, **{**kwargs, "device": "meta"})
             if made.numel() > SMALL:

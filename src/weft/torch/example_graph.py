@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.nested import replace as replace_tensors
 from weft.torch.tensors.nested import tensors_in
-from weft.torch.trace.times import Clock, on_meta
+from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
+from weft.torch.trace.without_values import AsWithValues, on_meta
 from weft.untrusted import shown_path, translated
 
 UNITS = 64
@@ -195,7 +196,11 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
             rehearsing.backward([start], [torch.ones_like(start)])
 
     try:
-        with on_meta(model) if meta else nullcontext(), clock or nullcontext():
+        with ExitStack() as stack:
+            if clock is not None:
+                stack.enter_context(on_meta(model))
+                stack.enter_context(AsWithValues())
+                stack.enter_context(clock)
             traced = trace(
                 model, run, torch.device("meta") if meta else device, streams, clock, split=not meta
             )

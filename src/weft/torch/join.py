@@ -22,6 +22,7 @@ from weft.errors import ConfigError
 from weft.import_hooks import when_imported
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
+from weft.launch.rehearsal import Asked
 from weft.launch.startup import agree
 from weft.runtime.allocator import host_bytes, keep_memory
 from weft.runtime.executor import Executor, Hooks
@@ -68,6 +69,13 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
 def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     """Joins the job, as :func:`init` does. ``dp_has_tp``: axis `dp` has the ranks that split tensors also if they
     read the same samples, as the original's has."""
+    if (asked := Asked.from_environ(os.environ)) is not None and not current.is_initialized():
+        from weft.torch.rehearse.job import enter as enter_rehearsal  # here: it loads the planner
+
+        enter_rehearsal(
+            asked, partial(resolve, config, os.environ), lambda settings: _reads_alike(settings, dp_has_tp)
+        )
+        return
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(config, os.environ, place.world_size)
     if current.is_initialized():

@@ -120,7 +120,9 @@ class DistributedModel(nn.Module):
         self._copies: list[weakref.ref[DistributedModel]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self.outline: Any = None
-        self.oversized = session.pipeline is not None and self._exceeds(device_bytes(session))
+        self.oversized = session.rehearsal is not None or (
+            session.pipeline is not None and self._exceeds(device_bytes(session))
+        )
         self.move(session.device)
         if has_delayed(module) and session.pipeline is None:
             materialise(module, lambda name: True, session.device, session.streams)

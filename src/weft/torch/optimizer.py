@@ -172,6 +172,8 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
             self.step()
             return loss
+        if session.rehearsal is not None:
+            return session.rehearsal.update(self.optimizer)
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.refuse_unseen()

@@ -49,6 +49,8 @@ def _is_large(name: Any, given: Mapping[str, Any]) -> bool:
     if folder is None or any(given.get(each) for each in PLACED_ELSEWHERE):
         return False
     session = current.session()
+    if session.rehearsal is not None:
+        return True
     held = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     limit = session.settings.memory_limit * 2**30 or host_bytes(session.place.local_size)
     if held <= SHARE * limit:

@@ -84,6 +84,8 @@ class Step:
             batch = self._prepare(session, args, kwargs)
         if batch.fault and self._trains:
             raise SplitError(batch.fault)
+        if session.rehearsal is not None:
+            return session.rehearsal.step(session, self.function, batch, self.weight is not None)
         with record_step(session, lambda: (batch.size or 0, watching.peak_bytes(session))):
             try:
                 collected = self._run(session, batch)

@@ -173,16 +173,9 @@ FLATTEN = {
     ),
     4: ("L.GlobalAveragePooling2D()", "L.Flatten()", "L.GlobalMaxPooling2D()"),
 }
-BY_BATCH = (
-    "BatchNorm",
-    "Dropout(0.3",
-    "Dropout1D",
-    "Dropout2D",
-    "Noise",
-    "counts=True",
-    "dropout=0.2",
-    "RandomFlip",
-)
+DRAWS = ("Dropout(0.3", "Dropout1D", "Dropout2D", "Noise", "dropout=0.2", "RandomFlip")
+"""Parts that draw random numbers."""
+BY_BATCH = (*DRAWS, "BatchNorm", "counts=True")
 """Parts that compute something else in microbatches, by right."""
 CALLBACKS = (
     "",

@@ -92,6 +92,8 @@ class Plain:
         self.microbatches = microbatches
 
     def wrap(self, net: Any) -> Any:
+        if any(getattr(each, "_keras_mask", None) is not None for each in getattr(net, "outputs", ())):
+            self.microbatches = 1  # losses are means over unmasked positions, whatever the microbatches
         return net
 
     def step(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from tests.fuzz.keras.habits import (
     CALLBACKS,
     CHANGES,
     COMPILED,
+    DRAWS,
     FLAT,
     FLATTEN,
     HEADS,
@@ -307,8 +308,7 @@ def compile_of(program: Program, writer: Writer) -> str:
     if kind:
         more.append(f"{('metrics', 'metrics', 'weighted_metrics')[kind - 1]}={shown}")
     options = program.pick("compiled", COMPILED)
-    if "recurrent_dropout" in "".join(writer.lines + writer.linear):
-        # XLA compiles no recurrent layers between messages, and draws other numbers in one process
+    if any(part in line for line in writer.lines + writer.linear for part in DRAWS):  # others with XLA
         options = options.replace("jit_compile=True", "jit_compile=False")
     more.append(options)
     return (

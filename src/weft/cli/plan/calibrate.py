@@ -12,9 +12,8 @@ from weft.analysis.measured import samples_of
 from weft.analysis.plan.calibrate import Observed, calibrate, observe, predicted, terms
 from weft.cli.draw import write
 from weft.errors import UsageError
-from weft.machines.cluster import parse_cluster
 from weft.machines.host import Host
-from weft.machines.machine_file import host_from_json, host_to_json
+from weft.machines.machine_file import host_from_json, host_to_json, parse_machines
 from weft.plan.parallelism.job import Job
 from weft.profiler.reading import read_run
 from weft.report.text import table
@@ -98,7 +97,7 @@ class Recording(NamedTuple):
 
 def _host(options: argparse.Namespace) -> Host:
     if options.cluster is not None:
-        return parse_cluster(options.cluster, lambda path: read_file(path, host_from_json)).host
+        return parse_machines(options.cluster).host
     return read_file(options.machine, host_from_json)
 
 

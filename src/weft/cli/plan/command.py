@@ -23,9 +23,9 @@ from weft.graph.experts import Experts
 from weft.graph.hugging_face import EXPERTS, parts_left_out, sizes_from_config
 from weft.graph.sizes import Sizes
 from weft.machines.accelerator import DTYPES
-from weft.machines.cluster import EXAMPLE, parse_cluster
+from weft.machines.cluster import EXAMPLE
 from weft.machines.host import Host, Machines
-from weft.machines.machine_file import host_from_json
+from weft.machines.machine_file import parse_machines
 from weft.machines.storage import with_prices
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import STATES, Job
@@ -255,7 +255,7 @@ def _refuse_of_sizes(options: argparse.Namespace) -> None:
 
 
 def _machines(options: argparse.Namespace) -> Machines:
-    machines = parse_cluster(options.cluster, lambda path: read_file(path, host_from_json))
+    machines = parse_machines(options.cluster)
     host = machines.host
     prices = with_prices(host.storage_prices, options.storage_price)
     price = host.price_per_hour if options.price is None else options.price

@@ -23,14 +23,14 @@ def degrees(graph: Graph, most: int) -> list[int]:
     return [2**power for power in range(largest.bit_length())]
 
 
-def in_parts(graph: Graph, ranks: int, link: Link) -> Graph:
+def shard_units(graph: Graph, ranks: int, link: Link) -> Graph:
     """The graph as each of so many ranks has it, between which results are added up over a link.
 
     A share c of a unit's times and parameters becomes c / ranks, and of its activations so much of `ACTIVATIONS`. A
     forward pass waits for one sum of its bytes, and a backward pass for another (Megatron-LM, arXiv 1909.08053).
 
     >>> whole = Graph([Unit("a", 2.0, 4.0, 400, 340, cut_share=1.0, cut_bytes=1000, cut_ranks=2)])
-    >>> in_parts(whole, 2, Link(0.0, 1e6)).units[0]
+    >>> shard_units(whole, 2, Link(0.0, 1e6)).units[0]
     Unit(name='a', forward_ms=2.0, backward_ms=3.0, parameter_bytes=200, activation_bytes=220, ...)
     """
     if ranks == 1:

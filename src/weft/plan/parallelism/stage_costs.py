@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from weft.graph.model import Graph
 from weft.machines.host import Machines
-from weft.plan.measured.cut_units import in_parts
+from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.step import StepTimes
 from weft.plan.parallelism.traced import rank_costs
@@ -35,7 +35,7 @@ def stage_costs(job: Job, machines: Machines, division: Division) -> list[StageC
 
 def traced_stage_costs(graph: Graph, machines: Machines, division: Division) -> list[StageCost]:
     """The same of a traced model, whose units are placed so that the busiest rank is as small as possible."""
-    parts = in_parts(graph, division.tensor, machines.ring(division.tensor, 1))
+    parts = shard_units(graph, division.tensor, machines.ring(division.tensor, 1))
     _, stages = rank_costs(parts, division.pipeline)
     if division.recompute == "none":
         return list(stages)

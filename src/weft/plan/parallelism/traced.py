@@ -18,7 +18,7 @@ from weft.machines.host import Machines
 from weft.partition.chain.exact import exact
 from weft.partition.placement import Placement
 from weft.partition.problem import Problem
-from weft.plan.measured.cut_units import degrees, in_parts
+from weft.plan.measured.cut_units import degrees, shard_units
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.layer import LayerTimes, Times, all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED, Memory, copies, held, with_copies
@@ -93,7 +93,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
     """
     found = Found()
     for tensor in degrees(graph, machines.host.accelerators):
-        parts = in_parts(graph, tensor, machines.tensor_ring(tensor, along=False))
+        parts = shard_units(graph, tensor, machines.tensor_ring(tensor, along=False))
         for pipeline in divisors(machines.size // tensor) if machines.size % tensor == 0 else ():
             data = machines.size // (pipeline * tensor)
             if pipeline > len(graph):
@@ -114,7 +114,7 @@ def traced_search(graph: Graph, machines: Machines, microbatches: int, limit_byt
 
 def traced_plan(graph: Graph, division: Division, machines: Machines, microbatches: int) -> Plan:
     """The plan of one division of a traced model, with so many microbatches a replica."""
-    parts = in_parts(graph, division.tensor, machines.tensor_ring(division.tensor, along=False))
+    parts = shard_units(graph, division.tensor, machines.tensor_ring(division.tensor, along=False))
     return _plan(division, _row(parts, division.pipeline), machines, microbatches)
 
 

@@ -431,6 +431,14 @@ CONVERSION = _find(
     "torch.ops.aten._to_copy.default", "weights that are converted late", "each rank converts all of them"
 )
 """The operation behind `tensor.to(dtype)`; None without it."""
+_aten = "torch.ops.aten._scaled_dot_product_flash_attention"
+_GENERAL = "a trace without values counts the scores of attention"
+fused_attention: Any = _find(f"{_aten}_for_cpu", _GENERAL)
+"""Attention that keeps no scores, with gradients on the meta device; None without it."""
+ATTENTION = {
+    _find(f"{_aten}_for_cpu{end}", _GENERAL): _find(f"{_aten}{end}", _GENERAL) for end in ("", "_backward")
+}
+"""Operations of it, and others that do as much work, for which PyTorch has formulas."""
 _wrapper = _find("torch.Tensor._make_wrapper_subclass", "sharded logits and tokens", "it is refused")
 _constructors = _find(
     "torch.utils._device._device_constructors",

@@ -94,6 +94,8 @@ def limit_bytes(session: Any) -> float | None:
     """The bytes that a rank may take; None where neither the setting nor a GPU limits it."""
     if session.settings.memory_limit:
         return float(session.settings.memory_limit * 2**30)
+    if session.rehearsal is not None:
+        return float(session.rehearsal.machines.host.accelerator.memory_bytes)
     if session.device.type == "cuda":
         return float(torch.cuda.get_device_properties(session.device).total_memory)
     return None

@@ -136,8 +136,10 @@ class Session(base.Session):
         ranks = self.peers(axis)
         if self.place.world_size == 1:
             return None
-        if axis == "world" and default_takes_host_tensors():
+        if axis == "world" and (default_takes_host_tensors() or self.rehearsal is not None):
             return dist.group.WORLD
+        if ranks not in self.groups and self.rehearsal is not None:
+            self.groups[ranks] = dist.new_group(ranks)
         if ranks not in self.groups:  # this rank alone, so nobody else needs to take part
             self.groups[ranks] = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
         return self.groups[ranks]

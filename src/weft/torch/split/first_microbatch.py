@@ -22,8 +22,9 @@ from weft.torch.tensors.mini_batch import MiniBatch, Padding
 from weft.torch.tensors.nested import replace
 from weft.torch.trace.record import Trace
 from weft.torch.trace.side_effects import Kept, copy_argument, hand_to_step, homes_of, without_side_effects
-from weft.torch.trace.times import Clock, on_meta
+from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
+from weft.torch.trace.without_values import AsWithValues, on_meta
 
 log = logging.getLogger("weft")
 
@@ -41,7 +42,8 @@ def trace_step(
         except UsageError as error:
             if session.device.type != "cpu" or any(has_delayed(other.module) for other in session.models):
                 raise
-            log.warning("the model is traced with its values, although it is large: %s", error.__cause__)
+            large = "" if session.rehearsal else ", although it is large"
+            log.warning("the model is traced with its values%s: %s", large, error.__cause__)
     return _traced(session, model, function, batch, counted, delayed=False)
 
 
@@ -135,7 +137,9 @@ def _alone(
     def run() -> None:
         given, named = replace((args, kwargs), hand_to_step, attributes=False)
         with nullcontext() if padding.done else padding, no_training(batch.fault):
-            function(*given, **named)
+            result = function(*given, **named)
+        if session.rehearsal is not None:
+            session.rehearsal.result = result
 
     session.monitor.note("trace", session.steps + 1)
     with session.rehearsing(), ExitStack() as stack:
@@ -167,16 +171,19 @@ def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
 def _trace_by_settings(
     session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
 ) -> Trace:
-    if not delayed and session.settings.deterministic:
-        with Clock() as clock:
+    counting = Clock(session.rehearsal.rates) if session.rehearsal is not None else Clock()
+    if not delayed and (session.settings.deterministic or session.rehearsal is not None):
+        with counting as clock:
             return trace(root, run, session.device, session.streams, clock, kept=kept)
     if not delayed:
         split = KINDS[session.settings.pipeline].measured
         return trace(root, run, session.device, session.streams, split=split, kept=kept)
-    with Clock() as clock:
+    with AsWithValues(), counting as clock:
         try:
             return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
         except (NotImplementedError, RuntimeError) as error:
+            if not isinstance(error, NotImplementedError) and "meta" not in str(error):
+                raise
             raise UsageError(
                 f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
                 "Leave such code out of the first step (weft.is_tracing() tells). Or let the model have values there: "

@@ -46,6 +46,9 @@ def measure_link(session: Session) -> MeasuredLink:
     All ranks of the pipeline call this, with no other message under way. Raises what the mailbox failed with, if the
     peer fails meanwhile.
     """
+    if session.rehearsal is not None:
+        link: MeasuredLink = session.rehearsal.link
+        return link
     me = session.position("pp")
     assert session.pipeline is not None
     if me > 1:

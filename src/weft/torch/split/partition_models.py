@@ -74,7 +74,7 @@ def partition_models(
     by_link = KINDS[session.settings.pipeline].measured and session.chosen is None or number_open
     link = measure_link(session) if by_link and session.mesh.pp > 1 else None
     if number_open:
-        batch = _decide_number(session, models, function, batch, link)
+        batch = cut_by_decided_number(session, models, function, batch, link)
     for model in models:
         with nullcontext() if link is None else keep_others_busy(session):
             text = agree_on(
@@ -120,7 +120,7 @@ def _planned(plans: Sequence[Plan]) -> Planned | None:
     return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
 
 
-def _decide_number(
+def cut_by_decided_number(
     session: Session,
     models: list[DistributedModel],
     function: Callable[..., Any],

@@ -19,7 +19,9 @@ def partition_report(model: Any = None) -> PartitionReport:
     Raises :class:`UsageError` before the first step, which makes the partition.
     """
     session = current.session()
-    models = [model] if model is not None else [m for m in session.models if m.partitioned]
+    models = (
+        [model] if model is not None else [m for m in session.models if m.partitioned or m.plan is not None]
+    )
     if not models:
         raise UsageError("there is no partition yet: the first step makes it")
     settings, chosen = session.settings, session.chosen

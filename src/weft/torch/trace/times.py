@@ -5,7 +5,7 @@ On the meta device a clock counts instead of running. An operation takes
     flops / FLOPS + bytes read and written / BYTES    seconds
 
 by PyTorch's own formulas for flops (``torch.utils.flop_counter``). Only ratios between units matter, so the rates are
-those of one CPU core.
+those of one CPU core, unless the device is known.
 
 Where a step was measured, each thing of a kind gets the smallest time that was measured of any of them. Else blocks
 that are alike would look different where the machine changed its speed between them.
@@ -13,30 +13,48 @@ that are alike would look different where the machine changed its speed between 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from weft.torch.pytorch.private import TorchDispatchMode, tables_of
+from weft.torch.pytorch.private import ATTENTION, TorchDispatchMode
 from weft.torch.trace.record import Record
 
 FLOPS = 5e10
 BYTES = 1e10
 
 
+class Rates(Protocol):
+    """A device, by how long operations take there."""
+
+    def seconds(self, flops: float, moved_bytes: float, dtype: torch.dtype | None) -> float:
+        """The seconds of an operation that computes so much, and reads and writes so much."""
+
+
+class CoreRates:
+    """A core of a CPU."""
+
+    def seconds(self, flops: float, moved_bytes: float, dtype: torch.dtype | None) -> float:
+        return flops / FLOPS + moved_bytes / BYTES
+
+
+CORE = CoreRates()
+
+
 class Clock(TorchDispatchMode):
     """Counts in ``seconds`` what the operations inside would have taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Rates = CORE) -> None:
         super().__init__()
+        self._rates = rates
         from torch.utils.flop_counter import flop_registry  # it loads Triton
 
         self.seconds = 0.0
-        self._formulas = flop_registry
+        alike = {mine: flop_registry[known] for mine, known in ATTENTION.items() if known in flop_registry}
+        self._formulas = {**flop_registry, **alike}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,44 +62,15 @@ class Clock(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return result
         formula = self._formulas.get(func.overloadpacket)
-        if formula is not None:
-            self.seconds += formula(*args, **(kwargs or {}), out_val=result) / FLOPS
-        if not func.is_view:
-            outputs = result if isinstance(result, (list, tuple)) else (result,)
-            moved = sum(t.numel() * t.element_size() for t in (*args, *outputs) if isinstance(t, Tensor))
-            self.seconds += moved / BYTES
+        flops = 0.0 if formula is None else formula(*args, **(kwargs or {}), out_val=result)
+        outputs = result if isinstance(result, (list, tuple)) else (result,)
+        tensors = [each for each in (*args, *outputs) if isinstance(each, Tensor)]
+        dtype = tensors[-1].dtype if tensors else None
+        self.seconds += self._rates.seconds(flops, sum(each.nbytes for each in tensors), dtype)
         return result
-
-
-@contextmanager
-def on_meta(root: nn.Module) -> Iterator[None]:
-    """Inside, all parameters and buffers of the model are on the meta device.
-
-    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
-    """
-    kept: list[tuple[dict[str, Any], str, Any]] = []
-    twins: dict[int, Any] = {}
-    for module in root.modules():
-        for table in tables_of(module):
-            for name, tensor in table.items():
-                if tensor is None:
-                    continue
-                kept.append((table, name, tensor))
-                if id(tensor) not in twins:
-                    twin = torch.empty_like(tensor, device="meta")
-                    if isinstance(tensor, nn.Parameter):
-                        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
-                    twins[id(tensor)] = twin
-                table[name] = twins[id(tensor)]
-    asked = torch.jit.is_tracing
-    torch.jit.is_tracing = lambda: True
-    try:
-        yield
-    finally:
-        torch.jit.is_tracing = asked
-        for table, name, tensor in kept:
-            table[name] = tensor
 
 
 Pass = Mapping[Any, tuple[float, ...]]

@@ -10,7 +10,7 @@ from weft.errors import ConfigError
 from weft.graph import Graph, Unit
 from weft.machines.catalogue import host_of
 from weft.machines.host import Conduct, Host, Machines
-from weft.plan.measured.cut_units import in_parts
+from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.job import Division
 from weft.plan.parallelism.memory import held
 from weft.plan.parallelism.stage_costs import traced_stage_costs
@@ -119,7 +119,7 @@ def test_what_ranks_cut_together_lies_on_one_partition():
     ]
     whole, _ = rank_costs(Graph(units), 2)
     assert whole.partitions == (0, 0, 0, 1)
-    parts, _ = rank_costs(in_parts(Graph(units), 2, Link()), 2)
+    parts, _ = rank_costs(shard_units(Graph(units), 2, Link()), 2)
     assert parts.partitions == (0, 0, 1, 1)
 
 

@@ -1,0 +1,118 @@
+"""A step that runs without values: the model on the meta device, and operations as a device with values runs them.
+
+On the meta device PyTorch takes the general path of attention, whose scores have memory, and leaves autocast out. So
+attention is taken for the fused one that devices have, and operations get the types that autocast gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from weft.torch.pytorch.private import fused_attention, no_torch_function, tables_of
+from weft.torch.tensors.nested import replace
+
+DEVICES = ("cuda", "cpu")
+"""Devices whose autocast counts: whichever is on."""
+LOWER = frozenset(
+    {
+        F.linear, F.bilinear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+        F.scaled_dot_product_attention, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm,
+        torch.mv, torch.einsum, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.bmm, Tensor.mv,
+        Tensor.addmm, Tensor.baddbmm,
+    }
+)  # fmt: skip
+"""Functions that autocast computes in its own type; see PyTorch's "Autocast Op Reference"."""
+SINGLE = frozenset(
+    {
+        F.softmax, F.log_softmax, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.kl_div,
+        F.binary_cross_entropy_with_logits, F.layer_norm, F.group_norm, torch.softmax, torch.log_softmax,
+        Tensor.softmax, Tensor.log_softmax, torch.exp, torch.log, torch.pow, Tensor.exp, Tensor.log, Tensor.pow,
+        torch.logsumexp, torch.norm, Tensor.norm, torch.cumsum, torch.sum, Tensor.sum, Tensor.__pow__,
+    }
+)  # fmt: skip
+"""Functions that autocast of a GPU computes in single precision."""
+
+
+class AsWithValues(TorchFunctionMode):
+    """Inside, functions of tensors without values take the paths that they take with values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in LOWER or func in SINGLE:
+            device = next((each for each in DEVICES if torch.is_autocast_enabled(each)), None)
+            if device is not None and (func in LOWER or device == "cuda"):
+                dtype = torch.get_autocast_dtype(device) if func in LOWER else torch.float32
+                args, kwargs = replace((args, kwargs), lambda tensor: _cast(tensor, dtype), attributes=False)
+        if func is F.scaled_dot_product_attention:
+            result = _attention(*args, **kwargs)
+            if result is not None:
+                return result
+        return func(*args, **kwargs)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    lower = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return tensor.to(dtype) if lower and tensor.device.type == "meta" else tensor
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """Fused attention, which keeps no scores; None where devices have none."""
+    alike = query.shape[-1] == value.shape[-1] and query.dtype == key.dtype == value.dtype
+    learns = attn_mask is not None and attn_mask.requires_grad
+    if (
+        fused_attention is None
+        or query.device.type != "meta"
+        or query.dim() not in (3, 4)
+        or not alike
+        or learns
+    ):
+        return None
+    if query.dim() == 3:
+        query, key, value = (each.unsqueeze(1) for each in (query, key, value))
+        result = _attention(query, key, value, None, dropout_p, is_causal, scale)
+        return None if result is None else result.squeeze(1)
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (each.repeat_interleave(times, -3) for each in (key, value))
+    with no_torch_function():
+        return fused_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
+
+
+@contextmanager
+def on_meta(root: nn.Module) -> Iterator[None]:
+    """Inside, all parameters and buffers of the model are on the meta device.
+
+    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
+    """
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    twins: dict[int, Any] = {}
+    for module in root.modules():
+        for table in tables_of(module):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                kept.append((table, name, tensor))
+                if id(tensor) not in twins:
+                    twin = torch.empty_like(tensor, device="meta")
+                    if isinstance(tensor, nn.Parameter):
+                        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+                    twins[id(tensor)] = twin
+                table[name] = twins[id(tensor)]
+    asked = torch.jit.is_tracing
+    torch.jit.is_tracing = lambda: True
+    try:
+        yield
+    finally:
+        torch.jit.is_tracing = asked
+        for table, name, tensor in kept:
+            table[name] = tensor

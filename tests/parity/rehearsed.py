@@ -1,0 +1,117 @@
+"""Models that are rehearsed, and run on two processes: `rehearsed.py NAME`; a real run prints what its plan expects."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft.torch as weft
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    """A transformer's block, with fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def perceptron() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)) for _ in range(4))
+    ), (torch.randn(32, 256))
+
+
+def convolutions() -> tuple[nn.Module, Tensor]:
+    layers = [
+        nn.Sequential(nn.Conv2d(n, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for n in (3, 16, 16, 16)
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)), torch.randn(
+        16, 3, 32, 32
+    )
+
+
+def blocks() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(Block() for _ in range(6))), torch.randn(8, 128, WIDTH)
+
+
+def recurrent() -> tuple[nn.Module, Tensor]:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.GRU(32, 64, batch_first=True), nn.GRU(64, 64, batch_first=True)
+            self.head = nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.two(self.one(x)[0])[0])
+
+    return Last(), torch.randn(16, 24, 32)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    each.__name__: each for each in (perceptron, convolutions, blocks, recurrent)
+}
+
+
+def main(name: str, *habits: str) -> None:
+    weft.init(partitions=2, microbatches=4, deterministic=True)
+    torch.manual_seed(0)
+    net, x = MODELS[name]()
+    if "checkpointed" in habits:
+        for each in net:
+            weft.set_activation_checkpointing(each)
+    if "frozen" in habits:
+        for each in list(net)[:2]:
+            each.requires_grad_(False)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in habits):
+            loss = model(x).float().square().mean()
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        step(model, x)
+        optimizer.step()
+        optimizer.zero_grad()
+    owners, kept, trained = model.plan.owners(net), [0, 0], [0, 0]
+    for name, parameter in net.named_parameters():
+        kept[owners[name]] += parameter.nbytes
+        trained[owners[name]] += parameter.nbytes * parameter.requires_grad
+    held = weft.allgather(sum(each.nbytes for each in model.local_parameters()))
+    mine = sum(
+        each.nbytes for state in optimizer.state.values() for each in state.values() if torch.is_tensor(each)
+    )
+    states = weft.allgather(mine)
+    expected = [part["memory_bytes"] for part in model.plan.planned["parts"]]
+    if weft.rank() == 0:
+        real = {
+            "units": [[unit.name, unit.partition] for unit in model.plan.units], "weights": kept, "trained": trained,
+            "states": states, "memory": expected, "held": held,
+        }  # fmt: skip
+        print("REAL " + json.dumps(real))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
