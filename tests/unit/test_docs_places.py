@@ -69,7 +69,7 @@ def without_blocks(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
-WALKS = places((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8"))
+WALKS = places((ROOT / "docs" / "design" / "where-in-the-code.md").read_text(encoding="utf-8"))
 
 
 def test_the_walks_are_read():
@@ -79,9 +79,9 @@ def test_the_walks_are_read():
 @pytest.mark.parametrize("place", sorted(set(WALKS)), ids=lambda place: f"{place.path}:{place.names[0]}")
 def test_the_walks_lead_to_functions(place):
     path = PACKAGE / place.path
-    assert path.exists(), f"docs/how-it-works.md names src/weft/{place.path}, which is not there"
+    assert path.exists(), f"docs/design/where-in-the-code.md names src/weft/{place.path}, which is not there"
     missing = [name for name in place.names if name not in defined(path.read_text(encoding="utf-8"))]
-    assert not missing, f"docs/how-it-works.md: src/weft/{place.path} has no {', '.join(missing)}"
+    assert not missing, f"docs/design/where-in-the-code.md: src/weft/{place.path} has no {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("page", LINKING, ids=[str(page.relative_to(ROOT)) for page in LINKING])
@@ -122,9 +122,8 @@ def test_the_drawings_are_those_of_the_layers():
 
 
 def test_words_lead_to_files():
-    cells = re.findall(
-        r"^\|[^|]*\|[^|]*\| (`.*`) \|$", (ROOT / "docs" / "words.md").read_text(), re.MULTILINE
-    )
+    text = (ROOT / "docs" / "design" / "where-in-the-code.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\|[^|]*\|[^|]*\| (`.*`) \|$", text.partition("## Words")[2], re.MULTILINE)
     paths = [path for cell in cells for path in _CODE.findall(cell)]
     assert len(paths) > 35
     assert [path for path in paths if not (PACKAGE / path).is_file()] == []

@@ -181,7 +181,7 @@ class CallCheck:
         raise DivergenceError(
             f"in step {self._step} the ranks run different code: as call {number} of microbatch {index} {told}. What "
             "depends on the rank, the time, or a random generator of one's own must not decide what a step computes: "
-            "let one rank decide, and tell the others (weft.broadcast)"
+            "take one rank's answer on all of them before the step: weft.allgather(answer)[0]"
         )
 
 
