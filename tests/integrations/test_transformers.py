@@ -284,10 +284,25 @@ def test_pretrained_weights_are_converted_by_who_owns_them(tmp_path, tied, way):
         tie_word_embeddings=tied,
     )  # fmt: skip
     net = transformers.LlamaForCausalLM(config)
-    net.save_pretrained(tmp_path)
+    _read_by_parts(net, tmp_path / "language", way)
+
+
+@pytest.mark.parametrize("way", ["delayed", "large"])
+def test_pretrained_weights_of_diffusers_are_converted_by_who_owns_them(tmp_path, way):
+    diffusers = pytest.importorskip("diffusers")
+    net = diffusers.UNet2DConditionModel(
+        sample_size=16, layers_per_block=1, block_out_channels=(128, 256), cross_attention_dim=64,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )  # fmt: skip
+    _read_by_parts(net, tmp_path / "unet", way)
+
+
+def _read_by_parts(net, folder, way):
+    """Two ranks read what each owns, and train as one process does."""
+    net.save_pretrained(folder)
     mib = sum(parameter.numel() for parameter in net.parameters()) * 8 / 2**20
-    one = alone("hf_pretrained.py", str(tmp_path), "plain")
-    ranks = split(2, "hf_pretrained.py", str(tmp_path), way)
+    one = alone("hf_pretrained.py", str(folder), "plain")
+    ranks = split(2, "hf_pretrained.py", str(folder), way)
     assert len(ranks) == 2 and one["grown"] > 0.9 * mib > 60
     for each in ranks:
         assert each["losses"] == pytest.approx(one["losses"], rel=1e-9)

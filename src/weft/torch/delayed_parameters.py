@@ -24,6 +24,7 @@ from weft.torch.pytorch.private import (
     CONVERSION,
     TorchDispatchMode,
     arguments_of,
+    no_torch_function,
     results_of,
     storage_key,
     version,
@@ -162,11 +163,38 @@ class _Record(TorchDispatchMode):
         return result
 
 
+def moved(tensor: Tensor, leaves_out: Callable[[Any], bool], *args: Any, **kwargs: Any) -> Tensor:
+    """`tensor.to(*args, **kwargs)` without the devices that are left out; the tensor itself if nothing remains."""
+    kept = [each for each in args if not leaves_out(each)]
+    kwargs = {name: value for name, value in kwargs.items() if name != "device" or not leaves_out(value)}
+    if len(kept) < len(
+        args
+    ):  # `to(device, dtype, non_blocking, copy)` has become `to(dtype, non_blocking, copy)`
+        kept = kept if kept and isinstance(kept[0], torch.dtype) else []
+    return tensor.to(*kept, **kwargs) if kept or kwargs.keys() - {"non_blocking"} else tensor
+
+
+def _is_cpu(given: Any) -> bool:
+    return isinstance(given, (str, torch.device)) and torch.device(given) == CPU
+
+
 class _Large(TorchFunctionMode):
-    """Makes large tensors on the meta device, unless they ask for a device themselves."""
+    """Makes large tensors on the meta device, unless they ask for a device themselves.
+
+    What is moved to the CPU stays what it is: a parameter of which everybody but weft believes that it is there.
+    """
+
+    def __init__(self, recipes: Recipes) -> None:
+        super().__init__()
+        self.recipes = recipes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (Tensor.to, Tensor.cpu) and args[0].is_meta and storage_key(args[0]) in self.recipes.by_storage:
+            if func is Tensor.cpu:
+                return args[0]
+            with no_torch_function():
+                return moved(args[0], _is_cpu, *args[1:], **kwargs)
         if func in FACTORIES and kwargs.get("device") is None and kwargs.get("out") is None:
             before = torch.get_rng_state()
             made = func(*args, **{**kwargs, "device": "meta"})
@@ -198,7 +226,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     before = os.environ.get(READS_IN_ORDER)
     os.environ[READS_IN_ORDER] = "1"
     try:
-        with _Large(), _Record(recipes):
+        with _Large(recipes), _Record(recipes):
             yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
@@ -232,6 +260,9 @@ def materialise(
         part: What this rank keeps of a whole parameter, from its values and the parameter. One parameter after another
             is made whole, so no more than one is.
     """
+    lost = [name for name, t in root.named_parameters() if t.is_meta and not isinstance(t, nn.Parameter)]
+    if lost:
+        raise UsageError(f"{lost[0]} is no nn.Parameter, so it would not be trained: make it one")
     recipes = [module.__dict__[RECIPES] for module in root.modules() if RECIPES in module.__dict__]
     named = {id(t): (name, t) for name, t in [*root.named_parameters(), *root.named_buffers()]}
     for name, tensor in named.values():

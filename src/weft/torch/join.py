@@ -36,7 +36,7 @@ from weft.torch.agreement import Agreement
 from weft.torch.backward import matrix_products
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.optimizer import is_local
-from weft.torch.pretrained import read_by_parts
+from weft.torch.pretrained import MODELING, read_by_parts
 from weft.torch.replicas.metrics import count_replicas_once
 from weft.torch.session import current
 from weft.torch.session.device import choose_device, direct_groups, find_release, have_own_gpus, rings_of
@@ -108,7 +108,8 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     )
     session.agreement = Agreement(session)
     current.enter(session)
-    when_imported("transformers.modeling_utils", read_by_parts)
+    for file in MODELING:
+        when_imported(file, read_by_parts)
     session.agreement.watch_optimizers()
     if settings.partitions * settings.tp_size > 1:
         _connect(session)

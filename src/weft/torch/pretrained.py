@@ -1,6 +1,6 @@
-"""Pretrained models of transformers that the ranks of a host cannot all hold: read by parts, in an unchanged script.
+"""Pretrained models that the ranks of a host cannot all hold: read by parts, in an unchanged script.
 
-`from_pretrained` maps the files and reads nothing, but for numbers that it converts to another type: then every rank
+`from_pretrained` of transformers and diffusers maps the files and reads nothing, but for numbers that it converts to another type: then every rank
 would hold the whole model. So a large model is read inside of `delay_param_initialization`.
 """
 
@@ -22,14 +22,22 @@ from weft.untrusted import shown
 
 SHARE = 0.5
 """A model is large if its files have more bytes than this part of what a rank may have of the host's memory."""
+MODELING = "transformers.modeling_utils", "diffusers.models.modeling_utils"
+"""The files whose `from_pretrained` is watched, and"""
+CLASSES = "PreTrainedModel", "ModelMixin"
+"""the class that it belongs to, in each."""
 PLACED_ELSEWHERE = ("device_map", "quantization_config", "load_in_4bit", "load_in_8bit")
 """Arguments of `from_pretrained` that say where weights go, or that they are changed by kernels as they are read."""
 _log = logging.getLogger("weft")
 
 
 def read_by_parts(modeling: ModuleType) -> None:
-    """Let `from_pretrained` leave large models without memory until they are split. ``modeling``: of transformers."""
-    original = modeling.PreTrainedModel.from_pretrained.__func__
+    """Let `from_pretrained` leave large models without memory until they are split.
+
+    ``modeling``: the file of the library that has the class of its models.
+    """
+    base = next(getattr(modeling, name) for name in CLASSES if hasattr(modeling, name))
+    original = base.from_pretrained.__func__
     if original.__module__ == __name__:  # weft was initialised before
         return
 
@@ -38,14 +46,14 @@ def read_by_parts(modeling: ModuleType) -> None:
         with delay_param_initialization(_is_large(name, kwargs)):
             return original(cls, name, *args, **kwargs)
 
-    modeling.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+    base.from_pretrained = classmethod(from_pretrained)
 
 
 def _is_large(name: Any, given: Mapping[str, Any]) -> bool:
     """True if a pipeline is to be made of the model, and its files are too large for all ranks of the host."""
     if not current.is_initialized() or current.session().pipeline is None:
         return False
-    folder = _folder_of(name)
+    folder = _folder_of(name, str(given.get("subfolder") or ""))
     if folder is None or any(given.get(each) for each in PLACED_ELSEWHERE):
         return False
     session = current.session()
@@ -64,16 +72,16 @@ def _is_large(name: Any, given: Mapping[str, Any]) -> bool:
     return True
 
 
-def _folder_of(name: Any) -> Path | None:
-    """Where the files of a model are, by its folder or its name at the hub; None if they are not here yet."""
+def _folder_of(name: Any, inside: str) -> Path | None:
+    """The folder of a model's files, by its path or its name at the hub; None if they are not here yet."""
     if not isinstance(name, (str, os.PathLike)):
         return None
     if os.path.isdir(name):
-        return Path(name)
+        return Path(name, inside)
     from huggingface_hub import try_to_load_from_cache  # transformers needs it
 
     try:
-        found = try_to_load_from_cache(str(name), "config.json")
+        found = try_to_load_from_cache(str(name), f"{inside}/config.json".lstrip("/"))
     except ValueError:  # no name of the hub either: transformers says so
         return None
     return Path(found).parent if isinstance(found, str) else None

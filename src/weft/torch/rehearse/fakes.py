@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.torch.delayed_parameters import FACTORIES, SMALL
+from weft.torch.delayed_parameters import FACTORIES, SMALL, moved
 
 DEVICES = (str, torch.device)
 NOTHING: dict[str, Any] = {
@@ -72,6 +72,10 @@ def begin_group(ranks: int) -> None:
 _original: Callable[..., None] = dist.init_process_group
 
 
+def _is_device(given: Any) -> bool:
+    return isinstance(given, DEVICES)
+
+
 def _is_cuda(given: Any) -> bool:
     return isinstance(given, DEVICES) and str(given).partition(":")[0] == "cuda"
 
@@ -104,16 +108,5 @@ class FakeHardware(TorchFunctionMode):
         if func is Tensor.cuda:
             return args[0]
         if func is Tensor.to:
-            return _moved(func, *args, **kwargs)
+            return moved(args[0], _is_device if args[0].is_meta else _is_cuda, *args[1:], **kwargs)
         return func(*args, **kwargs)
-
-
-def _moved(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`tensor.to(...)` without the devices that are not there; what has no memory stays so."""
-    stays = tensor.device.type == "meta"
-    kept = [each for each in args if not (_is_cuda(each) or (stays and isinstance(each, DEVICES)))]
-    kwargs = {name: value for name, value in kwargs.items() if not (stays and name == "device")}
-    kept = [each for each in kept if each is not None] if len(kept) < len(args) else kept
-    while kept and isinstance(kept[0], bool):  # `non_blocking` and `copy` without a type before them
-        kept = kept[1:]
-    return func(tensor, *kept, **kwargs) if kept or kwargs.keys() - {"non_blocking"} else tensor
