@@ -1,7 +1,8 @@
 """Pretrained models that the ranks of a host cannot all hold: read by parts, in an unchanged script.
 
-`from_pretrained` of transformers and diffusers maps the files and reads nothing, but for numbers that it converts to another type: then every rank
-would hold the whole model. So a large model is read inside of `delay_param_initialization`.
+`from_pretrained` of transformers and diffusers maps the files and reads nothing, but for numbers that it converts to
+another type: then every rank would hold the whole model. So a large model is read inside of
+`delay_param_initialization`.
 """
 
 from __future__ import annotations
