@@ -190,7 +190,11 @@ class _Large(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in (Tensor.to, Tensor.cpu) and args[0].is_meta and storage_key(args[0]) in self.recipes.by_storage:
+        if (
+            func in (Tensor.to, Tensor.cpu)
+            and args[0].is_meta
+            and storage_key(args[0]) in self.recipes.by_storage
+        ):
             if func is Tensor.cpu:
                 return args[0]
             with no_torch_function():
