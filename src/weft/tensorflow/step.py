@@ -271,7 +271,7 @@ class Step:
 
 def _operation(call: Callable[..., object], tensors: Sequence[Any] = ()) -> Any:
     """An operation of the graph that is being traced, which calls Python with the values of tensors."""
-    return tf.py_function(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
+    return private.call_in_order(lambda *given: (call(*given), 0)[1], list(tensors), tf.int32)
 
 
 def _entries(

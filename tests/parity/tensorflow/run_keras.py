@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import weft.tensorflow as weft
 from tests.parity.tensorflow.run_checks import begin, near, rank_of, refuses, same_gradients
 from tests.parity.worker import arguments, work
 from weft.errors import UsageError
+from weft.tensorflow.verify.one_process import Proof
 
 L = keras.layers
 CHECKS: dict[str, Callable[[int], None]] = {}
@@ -546,6 +548,44 @@ class Recomputed(L.Layer):
 
     def call(self, x: Any) -> Any:
         return tf.recompute_grad(lambda given: tf.tanh(given[:, 0] @ self.kernel))(x)
+
+
+@check
+def norms_wait_for_the_proof(partitions: int) -> None:
+    """A rank without gradients adds nothing to the norm of all ranks; its sum comes after the proof as elsewhere."""
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = L.Dense(8, "tanh", trainable=False), L.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            with weft.partition(0):
+                x = self.first(x)
+            with weft.partition(partitions - 1):
+                return self.last(x)
+
+    end = Proof.end
+
+    def late(proof: Any, *given: Any) -> None:
+        time.sleep(0.3 * (weft.rank() == 0))
+        end(proof, *given)
+
+    Proof.end = late
+    try:
+        begin(partitions, auto_partition=False)
+        x, y, _ = rows(16)
+        for clipped in ({"global_clipnorm": 0.01}, {"clipnorm": 0.01}):
+            losses = []
+            for wrap in (lambda model: model, weft.DistributedModel):
+                model = wrap(seeded(Net))
+                model.compile(keras.optimizers.SGD(0.5, **clipped), CROSS(from_logits=True))
+                losses.append(
+                    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+                )
+            near(losses[1], losses[0], str(clipped))
+    finally:
+        Proof.end = end
 
 
 @check

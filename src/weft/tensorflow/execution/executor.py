@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from weft.tensorflow import private
 from weft.tensorflow.execution.functions import PhaseFunction
 from weft.tensorflow.execution.messages import Item, Messages
 from weft.tensorflow.execution.program import Phase, Program
@@ -195,7 +196,7 @@ class InGraph:
     def _tell(self, tell: Any) -> None:
         """An operation that calls Python, after all before it."""
         with tf.control_dependencies(self._after):
-            done = tf.py_function(lambda: (tell(), 0)[1], [], tf.int32)
+            done = private.call_in_order(lambda: (tell(), 0)[1], [], tf.int32)
         self._after = [done.op]
 
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
@@ -206,7 +207,7 @@ class InGraph:
             messages.begin(not trains, given[:count])
             return 0
 
-        done = tf.py_function(
+        done = private.call_in_order(
             began, [*tensors, *handles], tf.int32
         )  # after what was written into variables before
         self._after = [done.op]
@@ -217,12 +218,12 @@ class InGraph:
         messages = self._messages
         with tf.control_dependencies(self._after):
             if not received:
-                done = tf.py_function(
+                done = private.call_in_order(
                     lambda *given: (messages.exchange(sent, given, []), 0)[1], tensors, tf.int32
                 )
                 self._after = [done.op]
                 return []
-            found = tf.py_function(
+            found = private.call_in_order(
                 lambda *given: messages.exchange(sent, given, received),
                 tensors,
                 [spec.dtype for spec in specs],
@@ -258,6 +259,6 @@ class InGraph:
             return 0
 
         with tf.control_dependencies(self._after):
-            done = tf.py_function(ended, [*wanted, *handles], tf.int32)
+            done = private.call_in_order(ended, [*wanted, *handles], tf.int32)
         with tf.control_dependencies([done.op]):  # nothing uses a result before it was compared
             return [[None if each is None else tf.identity(each) for each in row] for row in results]

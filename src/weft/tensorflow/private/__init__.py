@@ -62,6 +62,7 @@ from weft.tensorflow.private.models import watch_layers as watch_layers
 from weft.tensorflow.private.models import watch_logs as watch_logs
 from weft.tensorflow.private.models import watch_reductions as watch_reductions
 from weft.tensorflow.private.models import with_mask as with_mask
+from weft.tensorflow.private.order import call_in_order as call_in_order
 from weft.tensorflow.private.random_states import eager_seeds as eager_seeds
 from weft.tensorflow.private.random_states import make_shared_state as make_shared_state
 from weft.tensorflow.private.random_states import shared_states as shared_states

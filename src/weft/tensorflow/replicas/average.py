@@ -24,6 +24,7 @@ from weft.reduce.compression import make
 from weft.reduce.exchange import all_reduce_extreme
 from weft.session.collectives import gather_texts
 from weft.session.recording import record
+from weft.tensorflow import private
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.session.wire import from_torch, to_torch
 from weft.tensorflow.trace import capture
@@ -334,7 +335,7 @@ def _called(session: Session, run: Run, tensors: list[Any], what: str, shapes: A
 
     if tf.executing_eagerly():
         return guarded(*tensors)
-    found = tf.py_function(guarded, tensors, [tensor.dtype for tensor in tensors])
+    found = private.call_in_order(guarded, tensors, [tensor.dtype for tensor in tensors])
     for each, shape in zip(found, shapes or [tensor.shape for tensor in tensors], strict=True):
         each.set_shape(shape)
     return list(found)

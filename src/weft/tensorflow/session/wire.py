@@ -18,6 +18,7 @@ import torch.distributed as dist
 from weft.communication.serialise import MAX_DEPTH
 from weft.errors import TransportError
 from weft.session.travel import Travel
+from weft.tensorflow import private
 from weft.tensorflow.session.session import Session
 from weft.transport.channel import ALIGNMENT
 
@@ -119,6 +120,6 @@ def sum_over(session: Session, axis: str, numbers: Any, what: str) -> Any:
 
     if tf.executing_eagerly():
         return add_up(numbers)
-    found = tf.py_function(add_up, [numbers], numbers.dtype)
+    found = private.call_in_order(add_up, [numbers], numbers.dtype)
     found.set_shape(numbers.shape)
     return found
