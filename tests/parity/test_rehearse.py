@@ -157,3 +157,31 @@ def test_mistakes_are_told_in_words(arguments: str, tmp_path: Path) -> None:
     assert WRONG[arguments] in done.stderr, done.stderr
     assert "src/weft" not in done.stderr or "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "answer.json").exists()
+
+
+EXAMPLES = [
+    f"examples/{name}.py"
+    for name in (
+        "evaluate_classifier", "gpt_demo", "train_and_resume", "train_gpt", "train_hybrid", "train_lightning",
+        "train_mlp_manual", "train_trainer",
+    )
+] + [
+    f"tests/scripts/{name}"
+    for name in (
+        "habits_smp.py 2 .", "mnist_smp.py", "train_gpt_neox.py", "train_gpt_sdp.py", "train_gpt_tp.py", "train_t5.py",
+    )
+]  # fmt: skip
+"""Scripts that the suite runs; those of `tests/scripts` are written for smdistributed."""
+
+
+@pytest.mark.parametrize("script", one_in(5, EXAMPLES))
+def test_scripts_that_run_are_rehearsed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
+    path, *arguments = script.split()
+    options = ["--smdistributed"] if path.startswith("tests") else []
+    answer = answered(
+        ["-n", "4", "--device", "A100-40", "--partitions", "2", *options, str(ROOT / path), *arguments],
+        tmp_path,
+    )
+    assert answer["trains"] and len(answer["parts"]) == 2
+    assert all(part["weights"] and part["gradients"] and part["activations"] for part in answer["parts"])

@@ -11,6 +11,8 @@ import sys
 from weft import config
 from weft.cli.options import count
 from weft.cli.run import add_settings, script_and_arguments
+from weft.compat import launch_environ
+from weft.compat.modelparallel.container import container_environ, folders
 from weft.errors import ConfigError
 from weft.launch.rehearsal import Asked
 from weft.machines.machine_file import parse_machines
@@ -52,6 +54,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--json", metavar="FILE", default="", help="write the answer there, too")
     add_settings(parser)
+    parser.add_argument(
+        "--smdistributed",
+        action="store_true",
+        help="the script is written for smdistributed and runs unchanged",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     parser.set_defaults(handler=main)
@@ -69,8 +76,13 @@ def main(options: argparse.Namespace) -> int:
     if options.set:
         given["WEFT_SET"] = json.dumps(config.parse_assignments(options.set))
     environ = {**os.environ, **given, **variables, **asked.to_environ()}
+    container = {}
+    if options.smdistributed:
+        environ |= launch_environ(environ, options.script, asked.ranks, "cpu")
+        container = container_environ(environ, asked.ranks, options.script[1:])
     command = [sys.executable, "-m", "weft.torch.rehearse", *script_and_arguments(options)]
-    return subprocess.run(command, env=environ, check=False).returncode
+    with folders(container):
+        return subprocess.run(command, env={**environ, **container}, check=False).returncode
 
 
 def _asked(options: argparse.Namespace) -> Asked:

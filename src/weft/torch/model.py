@@ -632,7 +632,7 @@ class DistributedModel(nn.Module):
 
     def need_partition(self, what: str) -> None:
         """Raise :class:`UsageError` before the partition."""
-        if not self.partitioned:
+        if not self.partitioned and self.plan is None:  # a rehearsal has a plan, and splits nothing
             raise UsageError(f"{what} is known only after the partition, which the first step makes")
 
 

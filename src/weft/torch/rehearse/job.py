@@ -98,7 +98,7 @@ class Rehearsal:
             plan = make_plan(session, model, function, batch, self.link, counted)
             if plan.chosen is not None:
                 session.use_schedule(Chosen.from_record(plan.chosen))
-            model.plan = plan
+            model.plan, model.owners = plan, plan.owners(model.module)
             if session.settings.optimize == "auto" and plan.optimize:
                 session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
             plans.append((model, plan))
