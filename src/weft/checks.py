@@ -136,7 +136,27 @@ class Steps:
         return "all, none, or some of first 20, every 10, 100-200 and outliers, with commas between them"
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """How fast the devices of partitions are beside each other: a word, or numbers with commas between them."""
+
+    words: tuple[str, ...]
+    name = "str"
+
+    def accepts(self, value: object) -> bool:
+        if not isinstance(value, str):
+            return False
+        return value in self.words or all(
+            SPEED.fullmatch(part.strip()) and float(part) > 0 for part in value.split(",")
+        )
+
+    def __str__(self) -> str:
+        words = ", ".join(f'"{word}"' for word in self.words)
+        return f'{words}, or a number above 0 for each partition ("1, 0.5")'
+
+
+SPEED = re.compile(r"\d{1,9}(\.\d{0,9})?")
 STEPS = re.compile(r"first (\d{1,9})|every (\d{1,9})|(\d{1,9})-(\d{1,9})|(outliers)|(all)|none")
 """One part of what says which steps."""
 
-Check = Whole | WholeOrWord | Number | Flag | Choice | Text | Steps
+Check = Whole | WholeOrWord | Number | Flag | Choice | Text | Steps | Speeds

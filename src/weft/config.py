@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from weft.checks import Check, Choice, Flag, Number, Steps, Text, Whole, WholeOrWord
+from weft.checks import Check, Choice, Flag, Number, Speeds, Steps, Text, Whole, WholeOrWord
 from weft.errors import ConfigError, FormatError, UsageError
 from weft.schedule.table import KINDS, SECOND_NAMES, named
 from weft.untrusted import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
@@ -66,6 +66,12 @@ class Settings:
         "quickest",
     )
     pipeline: str = _setting("1f1b", Schedule(), "the schedule, see docs/schedules.md")
+    devices: str = _setting(
+        "alike",
+        Speeds(("alike", "measured")),
+        "how fast the ranks of the partitions are beside each other, for a split by time (with PyTorch). alike; "
+        'measured: the first step measures it; numbers by partition: "1, 0.5"',
+    )
     executor: Literal["graph", "eager"] = _setting(
         "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
     )
@@ -205,6 +211,18 @@ class Settings:
         _raise(_value_faults(given, {}))
         for name, value in _complete(given).items():
             object.__setattr__(self, name, value)
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """The speed of each partition's ranks, the fastest has 1; empty where all are alike, or nobody knows yet.
+
+        >>> Settings(partitions=2, devices="2, 1").speeds
+        (1.0, 0.5)
+        """
+        if self.devices in ("alike", "measured"):
+            return ()
+        found = [float(part) for part in self.devices.split(",")]
+        return tuple(speed / max(found) for speed in found) if len(set(found)) > 1 else ()
 
     @property
     def tp_size(self) -> int:
@@ -436,6 +454,18 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
                 'write "pipeline": "1f1b", say, or leave deterministic out'
             )
+    if complete["devices"] not in ("alike", "measured"):
+        count = len(complete["devices"].split(","))
+        if count != complete["partitions"] > 1:
+            faults.append(
+                f"devices has {count} numbers ({complete['devices']}) for {complete['partitions']} partitions: "
+                "write one for each"
+            )
+    if complete["deterministic"] and complete["devices"] == "measured":
+        faults.append(
+            'devices is "measured", which follows measured times, but deterministic is true: write the numbers, '
+            '"devices": "1, 0.5" say, or leave deterministic out'
+        )
     if complete["sequence_parallel"] and complete["tensor_parallel_degree"] == 1:
         faults.append(
             "sequence_parallel is true, but tensor_parallel_degree is 1, so no layer is split: write "

@@ -185,3 +185,16 @@ def test_scripts_that_run_are_rehearsed(script: str, tmp_path: Path, monkeypatch
     )
     assert answer["trains"] and len(answer["parts"]) == 2
     assert all(part["weights"] and part["gradients"] and part["activations"] for part in answer["parts"])
+
+
+def test_unlike_ranks_are_rehearsed_as_they_run(tmp_path: Path) -> None:
+    settings = {"WEFT_SET": '{"devices": "1, 0.25", "memory_weight": 0}'}
+    job = run_ranks(2, SCRIPT, ["blocks"], env={**PATHS, **settings})
+    job.check()
+    real = json.loads(next(line for line in job.stdout.splitlines() if line.startswith("REAL"))[5:])
+    assert real["weights"][0] > 2 * real["weights"][1] > 0
+    answer = answered(
+        ["-n", "2", "--device", "T4", "--devices", "1, 0.25", "--memory_weight", "0", str(SCRIPT), "blocks"],
+        tmp_path,
+    )
+    assert answer["parts"][0]["weights"] > 2 * answer["parts"][1]["weights"] > 0

@@ -14,6 +14,7 @@ def test_defaults():
         "partitions": 1,
         "microbatches": 1,
         "pipeline": "1f1b",
+        "devices": "alike",
         "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
@@ -172,6 +173,19 @@ def test_digest_tells_settings_apart():
         ({"wait_timeout": "10min"}, r"wait_timeout is '10min'"),
         ({"record": 1}, r'record is 1 .*it must be a text: write "record": ""'),
         ({"checked": "never"}, r'it must be one of "first", "always"'),
+        (
+            {"devices": "fast"},
+            r'devices is .fast. .*it must be "alike", "measured", or a number above 0 for each',
+        ),
+        ({"devices": "1, 0", "partitions": 2}, r"devices is .1, 0. .*it must be"),
+        (
+            {"devices": "1, 2, 3", "partitions": 2},
+            r"devices has 3 numbers .* for 2 partitions: write one for each",
+        ),
+        (
+            {"devices": "measured", "deterministic": True},
+            r'devices is "measured", .* "devices": "1, 0.5" say',
+        ),
         ({"default_partition": -1}, r"default_partition is -1 .*from 0 to"),
         (
             {"default_partition": 2, "partitions": 2},

@@ -149,10 +149,12 @@ def place_units(tree: Tree, settings: Settings, links: Links, layout: Sequence[i
     ranks = settings.partitions
     if KINDS[settings.pipeline].chunks == (1, 1) and ahead(settings) and settings.microbatch_count > 1:
         return _place_shifted(tree, settings, links, layout)
-    if ranks == 1 or tuple(layout) != TURN.layout(ranks):
-        return as_placed(choose(tree, settings, layout), layout)
+    if ranks == 1 or settings.speeds or tuple(layout) != TURN.layout(ranks):
+        return as_placed(choose(tree, settings, layout), layout, settings.speeds)
     few = tries(ranks, settings.microbatch_count)
-    found = [as_placed(choice, layout) for choice in turn_choices(tree, settings, layout, few)]
+    found = [
+        as_placed(choice, layout, settings.speeds) for choice in turn_choices(tree, settings, layout, few)
+    ]
     halves = any(piece.unit.input_ms is not None for one in found for piece in one.placement.pieces)
     return best_turn(found, ranks, settings.microbatch_count, links, halves)
 
@@ -166,15 +168,17 @@ def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequenc
     """
     made = schedule_for(settings, None, settings.microbatch_count)
     most = (1.0 - settings.memory_weight) / settings.microbatch_count
-    even = as_placed(choose(tree, settings, layout), layout)
-    if _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
+    even = as_placed(choose(tree, settings, layout), layout, settings.speeds)
+    if settings.speeds or _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
         return even
 
     def step_s(one: Placed) -> float:
         step = as_weft_runs(made, one.stages, links, ahead=ahead(settings))
         return step.step_s + settings.microbatch_count * one.placement.crossing_s
 
-    shifted = (as_placed(choose(tree, settings, layout, part * most), layout) for part in PARTS)
+    shifted = (
+        as_placed(choose(tree, settings, layout, part * most), layout, settings.speeds) for part in PARTS
+    )
     return min((even, *(one for one in shifted if not _goes_back(one))), key=step_s)
 
 
@@ -182,9 +186,20 @@ def _goes_back(one: Placed) -> bool:
     return any(before > after for before, after in pairwise(one.placement.stages))
 
 
-def as_placed(choice: Choice, layout: Sequence[int]) -> Placed:
-    """The choice with what its stages cost."""
-    return Placed(stage_costs(choice, len(layout)), placement=choice)
+def as_placed(choice: Choice, layout: Sequence[int], speeds: Sequence[float] = ()) -> Placed:
+    """The choice with what its stages cost. ``speeds``: of each rank; all are as the first one if empty."""
+    stages = stage_costs(choice, len(layout))
+    if speeds:
+        stages = tuple(slowed(stage, speeds[rank]) for stage, rank in zip(stages, layout, strict=True))
+    return Placed(stages, placement=choice)
+
+
+def slowed(stage: StageCost, speed: float) -> StageCost:
+    """The stage on a rank of that speed."""
+    times = {
+        name: getattr(stage, name) / speed for name in ("forward_s", "backward_s", "input_s", "weight_s")
+    }
+    return replace(stage, **times)
 
 
 def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
@@ -286,7 +301,7 @@ def expected_step(
         made = schedule_for(settings, chosen, settings.microbatch_count)
     else:  # one stage a partition, whatever order they are visited in
         made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
-    stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage).stages
+    stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage, settings.speeds).stages
     if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
         stages = [replace(one, input_s=one.backward_s / 2, weight_s=one.backward_s / 2) for one in stages]
     if chosen is not None:

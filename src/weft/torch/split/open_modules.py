@@ -22,7 +22,9 @@ from dataclasses import dataclass, replace
 from weft.config import Settings
 from weft.graph.model import Graph
 from weft.partition.chain.chain import split
+from weft.partition.chain.exact import exact
 from weft.partition.cost import unit_costs
+from weft.partition.problem import Device, Problem
 from weft.plan.fill_drain_skew import least_step, shift_cuts
 from weft.plan.v_apex import turns
 from weft.torch.split.unit_tree import Piece, Tree
@@ -172,7 +174,9 @@ def _place(
     """
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
-    if stages is None:
+    if stages is None and settings.speeds:
+        stages = _by_speed(pieces, settings, layout)
+    elif stages is None:
         groups = [piece.tied for piece in pieces]
         stages = shift_cuts(costs, split(costs, len(layout), groups), len(layout), late, groups)
     closed = _close(tree, opened, pieces, stages)
@@ -185,7 +189,7 @@ def _place(
     partitions = [layout[stage] for stage in stages]
     loads = [0.0] * settings.partitions
     for at, cost in zip(partitions, costs, strict=True):
-        loads[at] += cost
+        loads[at] += cost / (settings.speeds[at] if settings.speeds else 1.0)
     time_s = sum(piece.unit.time_ms for piece in pieces) / 1e3 or 1.0
     calls = len(pieces) + sum(record.operations for record in tree.glue(tree.pieces(opened)))
     home = homes(tree, pieces)
@@ -197,6 +201,20 @@ def _place(
     }
     idle = settings.partitions - len(holding)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s, idle)
+
+
+def _by_speed(pieces: list[Piece], settings: Settings, layout: list[int]) -> list[int]:
+    """The stage of each unit where ranks are unlike: the slowest stage is as quick as it can be."""
+    devices = tuple(Device(settings.speeds[rank]) for rank in layout)
+    waiting = (max(1, (settings.partitions + 1) // 2),) * len(layout)
+    problem = Problem(
+        graph_of(pieces),
+        len(layout),
+        devices=devices,
+        memory_weight=settings.memory_weight,
+        in_flight=waiting,
+    )
+    return list(exact(problem).partitions)
 
 
 def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:

@@ -36,6 +36,7 @@ from weft.torch.session.device import device_bytes, limit_bytes
 from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, expected_step, place_units
 from weft.torch.split.by_hand import place_by_hand
+from weft.torch.split.device_speed import measure_speeds
 from weft.torch.split.first_microbatch import find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, fits
@@ -67,6 +68,8 @@ def partition_models(
 
     All are traced before any is split, because the step may call each of them.
     """
+    if session.settings.devices == "measured":
+        session.decide(devices=measure_speeds(session))
     plans = []
     number_open = session.settings.microbatches == "auto"
     if number_open:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,6 +55,36 @@ def test_a_block_is_opened_where_balance_needs_it():
     places = where(choice)
     assert places["blocks.0"] == 0 and places["blocks.2"] == 1
     assert places["blocks.1.up"] == 0 and places["blocks.1.down"] == 1
+
+
+@pytest.mark.parametrize("speeds", ["1, 0.5", "0.5, 1", "1, 0.25", "3, 2, 1", "1, 3, 1", "2, 2, 2"])
+def test_unlike_ranks_get_what_they_can_do(speeds: str):
+    """Beside all ways to cut the chain: the slowest rank is as quick as it can be, but for what opening costs."""
+    times = [0.01, 0.03, 0.02, 0.01, 0.04, 0.02, 0.01, 0.03, 0.02, 0.01, 0.02, 0.02]
+    names = {f"blocks_{at}_{part}": time for at, time in enumerate(times) for part in ("up", "down")}
+    tree = tree_of(Chain(12), **names)
+    settings = Settings(partitions=len(speeds.split(",")), devices=speeds, memory_weight=0.0)
+    fast = [float(part) for part in speeds.split(",")]
+
+    def slowest(loads: Sequence[float]) -> float:
+        return max(load / speed for load, speed in zip(loads, fast, strict=True))
+
+    leaves = [time for time in times for _ in ("up", "down")]
+    cuts = itertools.combinations(range(1, len(leaves)), len(fast) - 1)
+    best = min(
+        slowest([sum(leaves[a:b]) for a, b in zip((0, *cut), (*cut, len(leaves)), strict=True)])
+        for cut in cuts
+    )
+    choice = choose(tree, settings)
+    loads = [0.0] * len(fast)
+    for piece, at in zip(choice.pieces, choice.partitions, strict=True):
+        loads[at] += piece.unit.forward_ms / 1e3
+    assert slowest(loads) == pytest.approx(best, rel=0.05)
+    stages = place_units(tree, settings, FREE, range(len(fast))).stages
+    expected = [load * max(fast) / speed for load, speed in zip(loads, fast, strict=True)]
+    assert [stage.forward_s for stage in stages] == pytest.approx(expected, rel=0.2), (
+        "as long as they take there"
+    )
 
 
 def test_a_loss_that_the_model_computes_counts_for_its_last_unit():
