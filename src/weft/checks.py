@@ -138,7 +138,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast the devices of partitions are beside each other: a word, or numbers with commas between them."""
+    """Speeds of the devices of partitions beside each other: a word, or numbers with commas between them."""
 
     words: tuple[str, ...]
     name = "str"
