@@ -44,7 +44,12 @@ PARITY = "tests/parity/test_"
 PARTS: dict[str, list[str]] = {
     # without the benchmarks: they also run peers, which are chosen for the version of development
     "units": ["tests/unit", "tests/bugs", "tests/golden", "src", "--ignore", "tests/unit/test_benchmarks.py"],
-    "behaviour": [f"{PARITY}behaviour.py", f"{PARITY}memory.py", f"{PARITY}together.py"],
+    "behaviour": [
+        f"{PARITY}behaviour.py",
+        f"{PARITY}memory.py",
+        f"{PARITY}rehearse.py",
+        f"{PARITY}together.py",
+    ],
     "zoo": [f"{PARITY}zoo.py"],
     "schedules": [f"{PARITY}schedules.py"],
     "replicas": [
