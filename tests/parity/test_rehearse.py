@@ -117,6 +117,7 @@ WRONG = {
     "-n 2 MISSING": 'there is no file "missing.py"',
     "-n 2 READS": "the step cannot be traced without data",
     "-n 2 ENDS": "the script ended before its first step",
+    "-n 2 OTHER": "weft rehearse is for PyTorch",
     "-n 2 DDP": "this one uses DistributedDataParallel",
 }
 READS = """
@@ -137,12 +138,15 @@ import weft.torch as weft
 weft.init()
 torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
 """
+OTHER = "import weft.tensorflow as weft\nweft.init(partitions=2)\n"
 ENDS = "import weft.torch as weft\nweft.init(partitions=2)\n"
-SCRIPTS = {"MISSING": None, "READS": READS, "ENDS": ENDS, "DDP": DDP}
+SCRIPTS = {"MISSING": None, "READS": READS, "ENDS": ENDS, "DDP": DDP, "OTHER": OTHER}
 
 
 @pytest.mark.parametrize("arguments", one_in(3, list(WRONG)))
 def test_mistakes_are_told_in_words(arguments: str, tmp_path: Path) -> None:
+    if "OTHER" in arguments:
+        pytest.importorskip("tensorflow")
     given = arguments.split()
     script, *name = [str(SCRIPT), "perceptron"]
     if given[-1] in SCRIPTS:

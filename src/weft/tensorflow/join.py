@@ -20,6 +20,7 @@ from weft.config import Settings, resolve, with_named
 from weft.errors import ConfigError, UsageError
 from weft.launch import rendezvous
 from weft.launch.discovery import discover
+from weft.launch.rehearsal import Asked
 from weft.launch.startup import agree
 from weft.runtime.allocator import host_bytes, resident_bytes
 from weft.schedule.table import KINDS
@@ -53,6 +54,8 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
     threads, or where Keras runs on another framework; nothing has been changed then.
     """
     _check_backend()
+    if Asked.from_environ(os.environ) is not None:
+        raise UsageError("weft rehearse is for PyTorch: this script uses weft.tensorflow")
     place = rendezvous.locate(discover(os.environ))
     settings = resolve(with_named(config, named), os.environ, place.world_size)
     _check(settings)
@@ -158,7 +161,8 @@ def _check_backend() -> None:
 def _check(settings: Settings) -> None:
     """Refuse what only weft.torch can do."""
     only = {
-        "shard_optimizer_state": False, "sharded_data_parallel_degree": 1, "offload_activations": False,
+        "devices": "alike", "shard_optimizer_state": False, "sharded_data_parallel_degree": 1,
+        "offload_activations": False,
         "tensor_parallel_degree": 1, "context_parallel_degree": 1,
     }  # fmt: skip
     asked = [name for name, plain in only.items() if getattr(settings, name) != plain]
