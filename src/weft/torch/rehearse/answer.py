@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from weft import schedule
+from weft.config import Settings
 from weft.graph.model import Graph, Unit
 from weft.machines.host import Machines
 from weft.plan.chosen import ahead, schedule_for
@@ -18,7 +19,7 @@ from weft.plan.parallelism.layer import all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED
 from weft.plan.search import as_weft_runs, recomputed
 from weft.session.watching import describe_layout
-from weft.simulate import Links, StageCost
+from weft.simulate import Links, Simulation, StageCost
 from weft.topology.cluster import Cluster
 from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
@@ -91,7 +92,7 @@ class Answer:
         memory_bytes: What it has.
         parts: The memory of a rank, by partition.
         weights: The parameters.
-        divided: Over how many replicas weights and gradients are sharded, and optimizer states.
+        state_sharers: How many replicas share optimizer states alone.
         step_s: A step's seconds.
         bubble: The share of a pipeline's time in which its ranks wait.
         sum_s: The part of the step in which gradients are averaged and nothing else is done.
@@ -107,7 +108,7 @@ class Answer:
     memory_bytes: float
     parts: tuple[Part, ...]
     weights: tuple[Weight, ...]
-    divided: tuple[int, int]
+    state_sharers: int
     step_s: float
     bubble: float
     sum_s: float
@@ -131,10 +132,10 @@ class Answer:
         """The same with what the script's optimizers keep, by parameter; two numbers a weight if none has stepped."""
         states = [0.0] * len(self.parts)
         for weight in self.weights:
-            whole = UNKNOWN_MOMENTS * weight.nbytes if weight.trained else 0.0
+            kept = UNKNOWN_MOMENTS * weight.nbytes if weight.trained else 0.0
             if measured:
-                whole = measured.get(weight.key, 0) * weight.share
-            states[weight.partition] += whole / self.divided[1]
+                kept = measured.get(weight.key, 0) * weight.share
+            states[weight.partition] += kept / self.state_sharers
         parts = tuple(replace(part, states=kept) for part, kept in zip(self.parts, states, strict=True))
         return replace(self, parts=parts)
 
@@ -179,7 +180,7 @@ class Answer:
         """Single changes, and what they leave."""
         full = self.fullest
         less: list[tuple[float, str]] = []
-        if self.replicas > 1 and self.divided[1] == 1:
+        if self.replicas > 1 and self.state_sharers == 1:
             less.append((full.states * (1 - 1 / self.replicas), '"shard_optimizer_state": true'))
         if len(self.parts) > 1:
             more = f'"microbatches": {2 * self.microbatches}, where the batch has the rows'
@@ -204,28 +205,9 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
     """The answer for models as they are planned; optimizer states as if there were two numbers a weight."""
     settings, mesh = session.settings, session.mesh
     device = machines.host.accelerator
-    degree = max(1, settings.sharded_data_parallel_degree)
-    weights = [
-        each
-        for model, plan in plans
-        for each in _weights(model.module, plan, settings.tensor_parallel_degree)
-    ]
-    weights = [replace(each, nbytes=each.nbytes / degree) for each in weights]
-    divided = (degree, mesh.rdp if settings.shard_optimizer_state else degree)
-    if degree > 1:
-        divided = (degree, 1)  # the bytes are those of a shard already
+    weights = [each for model, plan in plans for each in _weights(model.module, plan, settings)]
     stages, crossing = _stages(session, machines, plans)
-    chosen = session.chosen
-    made = (
-        schedule_for(settings, chosen, settings.microbatch_count)
-        if settings.auto_partition
-        else schedule.make("1f1b", settings.partitions, settings.microbatch_count)
-    )
-    if chosen is not None and chosen.option.recompute:
-        stages = list(recomputed(stages))
-    links = Links(_between(session, machines))
-    step = as_weft_runs(made, stages, links, ahead=ahead(settings))
-    reserved = min(RESERVED, 0.1 * device.memory_bytes)
+    step = _step(session, machines, stages)
     parts = [
         Part(
             at,
@@ -234,34 +216,35 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
             sum(each.nbytes for each in weights if each.partition == at and each.trained),
             0.0,
             step.peak_bytes[at],
-            reserved,
+            min(RESERVED, 0.1 * device.memory_bytes),
         )
         for at in range(settings.partitions)
     ]
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
-    averaged_s = _averaging_s(session, machines, max(part.gradients for part in parts), degree)
-    exposed_s = (
-        max(averaged_s * (1 - machines.host.conduct.data), averaged_s - step.step_s / 2) if trains else 0.0
-    )
-    full = max(part.gradients for part in parts)
-    update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * full / (divided[1] if degree == 1 else 1))
+    sharers = mesh.rdp if settings.shard_optimizer_state else 1
+    most = max(part.gradients for part in parts)
+    averaged_s = _averaging_s(session, machines, most)
+    hidden_s = min(averaged_s * machines.host.conduct.data, step.step_s / 2)
+    sum_s = averaged_s - hidden_s if trains else 0.0
+    update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * most / sharers) if trains else 0.0
+    late = 1 + machines.host.conduct.late(mesh.world_size)
     return Answer(
-        _layout(session, machines),
-        device.name,
-        device.memory_bytes,
-        tuple(parts),
-        tuple(weights),
-        divided,
-        (step.step_s + exposed_s + (update_s if trains else 0.0))
-        * (1 + machines.host.conduct.late(mesh.world_size)),
-        step.bubble,
-        exposed_s,
-        update_s,
-        crossing,
-        trains,
-        settings.microbatch_count,
-        mesh.rdp,
-    ).with_states(session, {})
+        _layout(session, machines), device.name, device.memory_bytes, tuple(parts), tuple(weights), sharers,
+        (step.step_s + sum_s + update_s) * late, step.bubble, sum_s, update_s, crossing, trains,
+        settings.microbatch_count, mesh.rdp,
+    ).with_states(session, {})  # fmt: skip
+
+
+def _step(session: Session, machines: Machines, stages: Sequence[StageCost]) -> Simulation:
+    """A step by the schedule of the settings, or the one that was chosen."""
+    settings, chosen = session.settings, session.chosen
+    if chosen is not None and chosen.option.recompute:
+        stages = recomputed(stages)
+    if settings.auto_partition:
+        made = schedule_for(settings, chosen, settings.microbatch_count)
+    else:
+        made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
+    return as_weft_runs(made, stages, Links(_between(session, machines)), ahead=ahead(settings))
 
 
 def _layout(session: Session, machines: Machines) -> str:
@@ -272,12 +255,14 @@ def _layout(session: Session, machines: Machines) -> str:
     return f"{session.mesh.world_size} ranks of {machines.host.accelerator.name}: {', '.join(words)}"
 
 
-def _weights(root: nn.Module, plan: Plan, degree: int) -> Iterator[Weight]:
+def _weights(root: nn.Module, plan: Plan, settings: Settings) -> Iterator[Weight]:
     """The parameters of a model, each once."""
     owners = plan.owners(root)
     cut = {} if plan.tensors is None else Splits.from_record(plan.tensors).linears()
     for name, parameter in root.named_parameters():
-        share = 1 / degree if any(_is_cut(name, each, linear) for each, linear in cut.items()) else 1.0
+        share = 1 / settings.sharded_data_parallel_degree
+        if any(_is_cut(name, each, linear) for each, linear in cut.items()):
+            share /= settings.tensor_parallel_degree
         yield Weight(
             id(parameter), owners.get(name, 0), parameter.nbytes * share, share, parameter.requires_grad
         )
@@ -403,9 +388,9 @@ def _between(session: Session, machines: Machines) -> Any:
     return lambda sender, receiver: cluster.link(peers[sender], peers[receiver])
 
 
-def _averaging_s(session: Session, machines: Machines, gradient_bytes: float, degree: int) -> float:
+def _averaging_s(session: Session, machines: Machines, gradient_bytes: float) -> float:
     """The seconds in which replicas average the gradients of the rank that has most."""
-    mesh = session.mesh
+    mesh, degree = session.mesh, session.settings.sharded_data_parallel_degree
     ranks = session.peers("rdp")
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     found = all_reduce_s(gradient_bytes, mesh.rdp // degree, machines.ring(mesh.rdp, stride))
