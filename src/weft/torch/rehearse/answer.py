@@ -92,7 +92,7 @@ class Answer:
         memory_bytes: What it has.
         parts: The memory of a rank, by partition.
         weights: The parameters.
-        state_sharers: How many replicas share optimizer states alone.
+        state_replicas: How many replicas share optimizer states alone.
         step_s: A step's seconds.
         bubble: The share of a pipeline's time in which its ranks wait.
         sum_s: The part of the step in which gradients are averaged and nothing else is done.
@@ -108,7 +108,7 @@ class Answer:
     memory_bytes: float
     parts: tuple[Part, ...]
     weights: tuple[Weight, ...]
-    state_sharers: int
+    state_replicas: int
     step_s: float
     bubble: float
     sum_s: float
@@ -135,7 +135,7 @@ class Answer:
             kept = UNKNOWN_MOMENTS * weight.nbytes if weight.trained else 0.0
             if measured:
                 kept = measured.get(weight.key, 0) * weight.share
-            states[weight.partition] += kept / self.state_sharers
+            states[weight.partition] += kept / self.state_replicas
         parts = tuple(replace(part, states=kept) for part, kept in zip(self.parts, states, strict=True))
         return replace(self, parts=parts)
 
@@ -180,7 +180,7 @@ class Answer:
         """Single changes, and what they leave."""
         full = self.fullest
         less: list[tuple[float, str]] = []
-        if self.replicas > 1 and self.state_sharers == 1:
+        if self.replicas > 1 and self.state_replicas == 1:
             less.append((full.states * (1 - 1 / self.replicas), '"shard_optimizer_state": true'))
         if len(self.parts) > 1:
             more = f'"microbatches": {2 * self.microbatches}, where the batch has the rows'
@@ -221,15 +221,15 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
         for at in range(settings.partitions)
     ]
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
-    sharers = mesh.rdp if settings.shard_optimizer_state else 1
+    state_replicas = mesh.rdp if settings.shard_optimizer_state else 1
     most = max(part.gradients for part in parts)
     averaged_s = _averaging_s(session, machines, most)
     hidden_s = min(averaged_s * machines.host.conduct.data, step.step_s / 2)
     sum_s = averaged_s - hidden_s if trains else 0.0
-    update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * most / sharers) if trains else 0.0
+    update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * most / state_replicas) if trains else 0.0
     late = 1 + machines.host.conduct.late(mesh.world_size)
     return Answer(
-        _layout(session, machines), device.name, device.memory_bytes, tuple(parts), tuple(weights), sharers,
+        _layout(session, machines), device.name, device.memory_bytes, tuple(parts), tuple(weights), state_replicas,
         (step.step_s + sum_s + update_s) * late, step.bubble, sum_s, update_s, crossing, trains,
         settings.microbatch_count, mesh.rdp,
     ).with_states(session, {})  # fmt: skip
