@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launching import ROOT, SOURCE, run_ranks
-from tests.long import one_in
+from tests.long import one_day_in, one_in
 
 SCRIPT = Path(__file__).with_name("rehearsed.py")
 PATHS = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]), "OMP_NUM_THREADS": "1"}
@@ -98,6 +98,7 @@ def test_large_models_need_no_memory(
     assert answer["parts"][0]["states"] == pytest.approx(2 * one, rel=1e-3)
 
 
+@one_day_in(2)
 def test_ranks_that_share_weights_have_their_part(tmp_path: Path) -> None:
     job = run_ranks(4, SCRIPT, ["blocks"], env={**PATHS, "WEFT_SET": '{"tensor_parallel_degree": 2}'})
     job.check()
@@ -191,6 +192,7 @@ def test_scripts_that_run_are_rehearsed(script: str, tmp_path: Path, monkeypatch
     assert all(part["weights"] and part["gradients"] and part["activations"] for part in answer["parts"])
 
 
+@one_day_in(2)
 def test_unlike_ranks_are_rehearsed_as_they_run(tmp_path: Path) -> None:
     settings = {"WEFT_SET": '{"devices": "1, 0.25", "memory_weight": 0}'}
     job = run_ranks(2, SCRIPT, ["blocks"], env={**PATHS, **settings})
