@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
 from weft.errors import JobError, LaunchError, WeftError
 from weft.launch.job import Job
@@ -34,7 +33,7 @@ def follow(job: Job) -> int:
         assert isinstance(handle, KubernetesHandle)
         _say(f"created {job.name} in the namespace {handle.cluster.namespace}; Ctrl-C deletes it")
         try:
-            code = handle.follow(partial(print, flush=True), _say, lambda: bool(heard))
+            code = handle.follow(_print, _say, lambda: bool(heard))
         except JobError as error:
             _say(str(error))
             code = error.code
@@ -78,6 +77,10 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 def _say(text: str) -> None:

@@ -196,7 +196,7 @@ class Launcher:
                 return self._stop()
             if self._ranks.lost is not None:
                 return self._fail(self._ranks.lost)
-            if self._failed():
+            if any(is_failure(end, self._page.sign(end.rank)) for end in self._ends.values()):
                 return self._fail(None)
             if self._shown.full:
                 continue  # ranks that wait for the reader of their output are not to blame
@@ -314,9 +314,6 @@ class Launcher:
             and len(self._stopped_by) <= heard
         ):
             self._turn(min(left, TICK_SECONDS))
-
-    def _failed(self) -> bool:
-        return any(is_failure(end, self._page.sign(end.rank)) for end in self._ends.values())
 
     def _fail(self, verdict: Verdict | None) -> int:
         """Finds out who is to blame, says so, and ends the rest."""

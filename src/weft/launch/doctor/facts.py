@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import resource
 import socket
-import struct
 import subprocess
 import time
 from contextlib import suppress
@@ -17,11 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import weft
 from weft.document import Document
+from weft.launch.interfaces import interfaces
 
 KIND = "host's facts"
 SHARED = "/dev/shm"
 _GPU_SECONDS = 20
-_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Facts:
         return cls(
             name=name,
             address=_address(name),
-            interfaces=_interfaces(),
+            interfaces=tuple(each for each in interfaces() if not each[1].startswith("127.")),
             listens=_listens(),
             python=platform.python_version(),
             torch=_version("torch"),
@@ -103,18 +101,6 @@ def _address(name: str) -> str:
     with suppress(OSError, UnicodeError):
         return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     return ""
-
-
-def _interfaces() -> tuple[tuple[str, str], ...]:
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no IPv4 address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                address = socket.inet_ntoa(answer[20:24])
-                if not address.startswith("127."):
-                    found.append((name, address))
-    return tuple(found)
 
 
 def _listens() -> bool:
