@@ -11,7 +11,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def request(name: str) -> bytes:
-    """What `ioctl` takes to say something of an interface."""
+    """The argument of `ioctl` that names an interface."""
     return struct.pack("256s", name.encode()[:15])
 
 

@@ -56,6 +56,7 @@ class Facts:
     def here(cls) -> Facts:
         """Those of this host."""
         name = socket.gethostname()
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(
             name=name,
             address=_address(name),
@@ -66,7 +67,7 @@ class Facts:
             version=weft.__version__,
             clock_s=time.time(),
             shared_bytes=_room(SHARED),
-            open_files=_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            open_files=-1 if most == resource.RLIM_INFINITY else most,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             gpus=_gpus(),
         )
@@ -123,10 +124,6 @@ def _room(folder: str) -> int:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
     return 0
-
-
-def _limit(value: int) -> int:
-    return -1 if value == resource.RLIM_INFINITY else value
 
 
 def _gpus() -> tuple[str, ...]:

@@ -112,7 +112,15 @@ class Handle(ABC):
 
     def _told(self) -> Told | None:
         """The status of this start in the job's folder; None without one."""
+        folder = self._folder()
+        with suppress(WeftError):
+            told = read(folder) if folder is not None else None
+            return told if told is not None and self._is_own(told) else None
         return None
+
+    def _is_own(self, told: Told) -> bool:
+        """True if a status is that of this start."""
+        return False
 
     def _error(self, code: int) -> JobError:
         told = self._told()
@@ -156,14 +164,9 @@ class ProcessHandle(Handle):
                 return
         self.process.kill()
 
-    def _told(self) -> Told | None:
-        folder = self._folder()
-        with suppress(WeftError):
-            told = read(folder) if folder is not None else None
-            launcher = told.run.get("launcher") if told is not None else None
-            if isinstance(launcher, Mapping) and launcher.get("pid") == self.process.pid:
-                return told
-        return None
+    def _is_own(self, told: Told) -> bool:
+        launcher = told.run.get("launcher")
+        return isinstance(launcher, Mapping) and launcher.get("pid") == self.process.pid
 
 
 class SlurmHandle(Handle):
@@ -210,12 +213,8 @@ class SlurmHandle(Handle):
                 self._code = number or (0 if state[1] == "COMPLETED" else 1)
         return self._code
 
-    def _told(self) -> Told | None:
-        folder = self._folder()
-        with suppress(WeftError):
-            told = read(folder) if folder is not None else None
-            return told if told is not None and told.handed_in == self.number else None
-        return None
+    def _is_own(self, told: Told) -> bool:
+        return told.handed_in == self.number
 
     def _asked(self, line: Sequence[str]) -> subprocess.CompletedProcess[str]:
         with translated(f"{line[0]} cannot be started", LaunchError):
