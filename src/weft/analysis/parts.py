@@ -134,7 +134,8 @@ def parts(timeline: Timeline, rank: int, arrived: Arrived | None = None) -> dict
 
 def _sweep(period: Period, spans: list[Span], arrived: Arrived, has_steps: bool) -> Parts:
     """The parts of one period."""
-    first_backward, last_forward = _borders(spans, period)
+    first_backward = min((span.start_s for span in spans if span.kind in WORK[1:]), default=period.end_s)
+    last_forward = max((span.start_s for span in spans if span.kind == "F"), default=period.start_s)
     seconds: dict[str, float] = defaultdict(float)
     for start_s, end_s, span in pieces(period, spans):
         if span is not None and span.kind != "wait":
@@ -194,13 +195,6 @@ def inside(timeline: Timeline, rank: int, steps: Container[int]) -> dict[int, di
             for start_s, end_s, top in pieces(Period(step, whole.start_s, whole.end_s), spans):
                 seconds[top.kind if top is not None else "step"] += end_s - start_s
     return found
-
-
-def _borders(spans: Iterable[Span], period: Period) -> tuple[float, float]:
-    """When the first backward pass began, and when the last forward pass did."""
-    backward = [span.start_s for span in spans if span.kind in WORK[1:]]
-    forward = [span.start_s for span in spans if span.kind == "F"]
-    return min(backward, default=period.end_s), max(forward, default=period.start_s)
 
 
 def _ready_s(wait: Span, arrived: Arrived) -> float:

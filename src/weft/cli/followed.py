@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from weft.errors import JobError, LaunchError, WeftError
 from weft.launch.job import Job
-from weft.launch.local import STOPPING
+from weft.launch.local import heeded
 from weft.launch.root_cause import signal_name
 from weft.launch.started.cluster import INSTALL, is_installed
 from weft.launch.started.kubernetes import KubernetesHandle
@@ -62,15 +62,14 @@ def _leave(handle: KubernetesHandle) -> None:
 def _signals() -> Iterator[list[int]]:
     """The signals to stop that have come; after the first one the next ones act as ever."""
     heard: list[int] = []
-    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
     def hear(number: int, _: object) -> None:
         heard.append(number)
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    before = {number: signal.getsignal(number) for number in heeded}
-    for number in heeded:
+    before = {number: signal.getsignal(number) for number in heeded()}
+    for number in before:
         signal.signal(number, hear)
     try:
         yield heard

@@ -19,11 +19,10 @@ def read_graph(path: str) -> Graph:
     Raises:
         FormatError: If there is no such file, or it is neither.
     """
-    return read_file(path, _parse)
-
-
-def _parse(text: str) -> Graph:
-    return Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text)
+    return read_file(
+        path,
+        lambda text: Graph.from_json(text) if text.lstrip()[:1] in ("{", "[") else read_profile(text),
+    )
 
 
 T = TypeVar("T")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 from weft import schedule
 from weft.cli.draw import write
 from weft.cli.options import count, each, links, read_graph, size_faults
-from weft.cli.search_progress import SearchProgress
 from weft.errors import ConfigError, PlacementError
 from weft.graph import Graph
 from weft.plan.explain import explain, nothing_fits
@@ -41,6 +42,8 @@ FREE_LINK = "0us"
 OUT = (".svg", ".png", ".json")
 CHUNKED = (*having(lambda kind: kind.free_chunks), "list")
 LIMITED = having(lambda kind: kind.limited)
+SILENT_S = 2.0
+"""A search that is shorter shows nothing."""
 
 
 def add_parser(commands: Any) -> None:
@@ -107,6 +110,30 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE", help="what a rank has, for example 24GiB; or one for each: 24GiB,16GiB"
     )
+
+
+class SearchProgress:
+    """A line on the terminal while a search takes long: how far it is, and the best step so far; `close` erases it.
+
+    Args:
+        silent_s: For how long nothing is shown, in seconds.
+    """
+
+    def __init__(self, silent_s: float = SILENT_S) -> None:
+        self.begin = time.monotonic()
+        self.silent_s = silent_s
+        self.shown = False
+
+    def __call__(self, done: int, of: int, best_s: float | None) -> None:
+        if time.monotonic() - self.begin < self.silent_s or not sys.stderr.isatty():
+            return
+        best = "" if best_s is None else f", best step so far {best_s * 1e3:.3f} ms"
+        print(f"\r\x1b[Ktried {done} of {of}{best}; Ctrl-C takes it", end="", file=sys.stderr, flush=True)
+        self.shown = True
+
+    def close(self) -> None:
+        if self.shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from weft.compat.hf import layer_names
 from weft.compat.refused import refuse_lonely_mpi
 from weft.compat.torch_sagemaker import names
 from weft.compat.variables import DEFAULTS, DEVICE, FRAMEWORK, OPEN_MPI, PARAMETERS
@@ -27,6 +27,21 @@ from weft.untrusted import MOST_RANKS, parse_json, shown_text, whole
 FOLDER = Path(__file__).parent / "path"
 STAND_INS = Path(__file__).parent / "stand_ins"
 """Names of other packages, for processes in which those are not installed: the last place to look."""
+
+_LAYERS = {"seq_layers": "h"}
+_HALVES = {"attention": "attn", "output": "mlp"}
+_LAYER_NAMES = {
+    "transformers.models.gpt2.modeling_gpt2": {
+        "GPT2Model": _LAYERS,
+        "GPT2Block": {**_HALVES, "cross_attention": "crossattention"},
+    },
+    "transformers.models.gptj.modeling_gptj": {"GPTJModel": _LAYERS, "GPTJBlock": _HALVES},
+    "transformers.models.gpt_neo.modeling_gpt_neo": {"GPTNeoModel": _LAYERS, "GPTNeoBlock": _HALVES},
+}
+"""For each module of ``transformers`` its classes, with the original's names for parts of them and their own.
+
+The original puts a transformer of its own there.
+"""
 
 _enabled = False
 
@@ -54,8 +69,8 @@ def enable() -> None:
         when_imported("accelerate.accelerator", _accelerate_is_there)
         when_imported("transformers.training_args", _arguments_are_there)
         when_imported("transformers.trainer", _trainer_is_there)
-        for name in layer_names.NAMES:
-            when_imported(name, layer_names.install)
+        for name in _LAYER_NAMES:
+            when_imported(name, _layers_are_there)
         when_imported("mpi4py.MPI", _mpi_is_there)
 
 
@@ -111,6 +126,13 @@ def _trainer_is_there(module: ModuleType) -> None:
     from weft.compat.hf import steps
 
     steps.install(module)
+
+
+def _layers_are_there(module: ModuleType) -> None:
+    """Let the classes of one of these modules answer to the original's names."""
+    for cls, parts in _LAYER_NAMES[module.__name__].items():
+        for name, own in parts.items():
+            setattr(getattr(module, cls), name, property(operator.attrgetter(own)))
 
 
 def _mpi_is_there(module: ModuleType) -> None:

@@ -116,11 +116,8 @@ class Whole:
             def joined(contents: list[Any] = contents, tensors: Any = tensors, key: str = entry.key) -> Any:
                 return self._for_whole_batch(contents, tensors, key)
 
-            yield number, entry.kind, entry.key, self._with_data(contents, tensors), joined
-
-    def _with_data(self, contents: list[Any], tensors: list[StepOutput]) -> list[Any]:
-        """The microbatches' contents, with the tensors that every rank has."""
-        return [_filled(content, [each.outputs[m] for each in tensors]) for m, content in enumerate(contents)]
+            filled = [_filled(one, [each.outputs[m] for each in tensors]) for m, one in enumerate(contents)]
+            yield number, entry.kind, entry.key, filled, joined
 
     def _for_whole_batch(self, contents: list[Any], tensors: list[StepOutput], name: str) -> Any:
         forms = [replace(content, _hidden, attributes=False) for content in contents]

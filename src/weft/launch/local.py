@@ -59,11 +59,16 @@ STOPPED_OUTPUT_SECONDS = 1.0
 """How long a launcher that was told to end waits for the reader of its output."""
 OUTPUT_LOST = os.EX_IOERR
 """The exit code of a job that ended well but could not write its output."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SAVING = (signal.SIGTERM, signal.SIGUSR1)
 """At these a script that uses `weft.checkpoints` saves and ends by itself."""
 GO_ON = os.EX_TEMPFAIL
 """Its exit code then."""
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that end a job; one that is ignored (`nohup`, a shell's `&`) stays ignored."""
+    return [number for number in _STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Launcher:
@@ -123,17 +128,13 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals that end the job are kept in a list; the end of a child wakes the loop up.
-
-        One that is ignored (`nohup`, a shell's `&`) stays ignored.
-        """
+        """Signals that end the job are kept in a list; the end of a child wakes the loop up."""
         reading, writing = socket.socketpair()
         reading.setblocking(False)
         writing.setblocking(False)
         self._selector.register(reading, selectors.EVENT_READ, lambda: reading.recv(4096))
         self._wakeup = reading
-        heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._on_signal) for number in heeded}
+        before = {number: signal.signal(number, self._on_signal) for number in heeded()}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         try:
@@ -196,7 +197,7 @@ class Launcher:
                 return self._stop()
             if self._ranks.lost is not None:
                 return self._fail(self._ranks.lost)
-            if self._failed():
+            if any(is_failure(end, self._page.sign(end.rank)) for end in self._ends.values()):
                 return self._fail(None)
             if self._shown.full:
                 continue  # ranks that wait for the reader of their output are not to blame
@@ -314,9 +315,6 @@ class Launcher:
             and len(self._stopped_by) <= heard
         ):
             self._turn(min(left, TICK_SECONDS))
-
-    def _failed(self) -> bool:
-        return any(is_failure(end, self._page.sign(end.rank)) for end in self._ends.values())
 
     def _fail(self, verdict: Verdict | None) -> int:
         """Finds out who is to blame, says so, and ends the rest."""

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import atexit
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +34,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 from weft.errors import LaunchError
 from weft.launch.bootstrap_store import AgentBox, Box, FileBox, PageBox, ScriptBox, closed_at_sigterm
 from weft.launch.discovery import Place
+from weft.launch.interfaces import interfaces
 from weft.launch.siblings import FrozenSibling, Siblings
 from weft.launch.store import KEPT, Address, JobStore, Server, listen
 from weft.transport.private_c10d import default_store
@@ -50,7 +49,6 @@ log = logging.getLogger("weft")
 LOOPBACK = "127.0.0.1"
 LET_GO_S = 0.1
 """Far more than a thread of gloo's needs to let go of what it has done."""
-_SIOCGIFADDR = 0x8915
 _ANY_PORT = 0
 _T = TypeVar("_T")
 
@@ -320,16 +318,7 @@ def own_address(place: Place) -> str:
 
 def interface_of(address: str) -> str | None:
     """The network interface that has an IPv4 address, such as `eth0`."""
-    if ":" in address:
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with suppress(OSError):
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return None
+    return None if ":" in address else next((name for name, own in interfaces() if own == address), None)
 
 
 def init_process_group(place: Place, store: Store, backend: str, timeout: timedelta) -> None:

@@ -97,7 +97,11 @@ def blame(ends: Sequence[End], failures: Sequence[Failure], signs: Mapping[int, 
     ended = {end.rank: end for end in ends if is_failure(end, signs[end.rank])}
     if not ended:
         return None
-    silent = [_silent(end, signs[rank]) for rank, end in ended.items() if rank not in reported]
+    silent = [  # they could not report a failure
+        Failure(rank, end.host, end.pid, "exit", "", where=signs[rank].where(), time=end.time)
+        for rank, end in ended.items()
+        if rank not in reported
+    ]
     cause = root_cause([*reported.values(), *silent])
     assert cause is not None
     code = exit_code(ended[cause.rank].code) if cause.rank in ended else 1
@@ -154,11 +158,6 @@ def _left(cause: Failure, signs: Mapping[int, Sign]) -> Blame | None:
         return None
     text = leaving_text(peer, signs[peer], {cause.rank: signs[cause.rank]})
     return Blame(peer, text, standing({}, [cause]), 1)
-
-
-def _silent(end: End, sign: Sign) -> Failure:
-    """The failure of a rank that could not report one."""
-    return Failure(end.rank, end.host, end.pid, "exit", "", where=sign.where(), time=end.time)
 
 
 def _headline(end: End, sign: Sign, others: Mapping[int, Sign]) -> str:

@@ -89,7 +89,8 @@ def host_from_json(text: str) -> Host:
         raise FormatError(
             f"{given['accelerators'].path}: expected a whole number from 0 to {MOST_RANKS}, found {accelerators}"
         )
-    usual = host_of(given["accelerator"].text(), accelerators) if _is_text(given, "accelerator") else None
+    named = isinstance(given["accelerator"].value, str)
+    usual = host_of(given["accelerator"].text(), accelerators) if named else None
     device = usual.accelerator if usual else _accelerator(given["accelerator"])
     conduct = _conduct(given["conduct"]) if "conduct" in given else usual.conduct if usual else Conduct()
     price = given["price_per_hour"] if "price_per_hour" in given else None
@@ -163,10 +164,6 @@ def _link(given: Document, key: str) -> Link | None:
 
 def _link_text(link: Link) -> str:
     return f"{link.bytes_per_s!r}B/s,{link.latency_s!r}s"
-
-
-def _is_text(given: Document, key: str) -> bool:
-    return isinstance(given[key].value, str)
 
 
 def _accelerator(given: Document) -> Accelerator:

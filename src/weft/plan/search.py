@@ -248,7 +248,8 @@ class _Evaluation:
             )
         except ScheduleError as error:
             return Found(option, placed, fault=_line(error))
-        if _splits(made) and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
+        splits = any(action.kind == "W" for actions in made.ranks for action in actions)
+        if splits and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
             return Found(option, placed, fault="what I and W take by themselves is not known")
         step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
         return Found(
@@ -283,10 +284,6 @@ class _Evaluation:
             parameters[rank] += self.copies * stage.parameter_bytes
             transient[rank] = max(transient[rank], stage.transient_bytes)
         return [own + extra for own, extra in zip(parameters, transient, strict=True)]
-
-
-def _splits(made: Schedule) -> bool:
-    return any(action.kind == "W" for actions in made.ranks for action in actions)
 
 
 def _comes_back(layout: Sequence[int], asked: Sequence[int]) -> str:

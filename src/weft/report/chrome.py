@@ -207,7 +207,7 @@ def _trace(timeline: Timeline, rank: int) -> str:
         if event["cat"] == "step":
             events.append(_on_host(rank, f"ProfilerStep#{event['args'].get('step', 0)}", event))
         elif event["cat"] in (*_WORK, *COMMUNICATION):
-            events += _kernel(rank, number, event)
+            events += _kernel(number, event)
         else:
             events.append(_on_host(rank, event["name"], event))
     known: dict[str, Any] = {"rank": rank, "world_size": len(timeline.ranks), "backend": "nccl"}
@@ -220,7 +220,7 @@ def _on_host(rank: int, name: str, event: Event) -> Event:
     return {**event, "name": name, "cat": "user_annotation", "pid": rank, "tid": 0, "args": {}}
 
 
-def _kernel(rank: int, number: int, event: Event) -> list[Event]:
+def _kernel(number: int, event: Event) -> list[Event]:
     """A kernel, and the call that started it: both know each other by a number."""
     communicates = event["cat"] in COMMUNICATION
     name = f"ncclKernel {event['name']}" if communicates else event["name"]

@@ -128,16 +128,15 @@ class _Lanes:
         if span.kind in self.rows:
             top, height = y + LANE + ROW * self.rows.index(span.kind) - 2.0, ROW - 1.0
         else:
-            height = self._work_height(span) if span.kind in WORK else BOX / 2
+            height = BOX / 2
+            if span.kind in WORK:
+                before = self.stages[span.rank].index(span.stage) if span.stage >= 0 else 0
+                height = max(BOX - LOWER * before, LOWEST)
             top = y + (LANE - height) / 2
         yield Box(x, top, width, height, span.kind, "#ffffff", told(span))
         number = str(span.microbatch)
         if span.kind in WORK and span.microbatch >= 0 and width >= 8 * len(number) + 4:
             yield Note(x + width / 2, y + LANE // 2 + 4, number, "number", STYLES[span.kind].ink)
-
-    def _work_height(self, span: Span) -> float:
-        before = self.stages[span.rank].index(span.stage) if span.stage >= 0 else 0
-        return max(BOX - LOWER * before, LOWEST)
 
 
 def told(span: Span) -> str:

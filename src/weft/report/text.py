@@ -67,16 +67,11 @@ def placement_table(rows: Iterable[PlacementRow]) -> str:
     rows = sorted((PlacementRow(*row) for row in rows), key=lambda row: row.partition)
     total_ms = sum(row.forward_ms + row.backward_ms for row in rows) or 1.0
     headers = ("unit", "partition", "parameters", "bytes", "forward ms", "backward ms", "time")
-    return table(headers, (_cells(row, total_ms) for row in rows), "<>>>>>>")
-
-
-def _cells(row: PlacementRow, total_ms: float) -> tuple[str, ...]:
-    return (
-        row.unit,
-        str(row.partition),
-        f"{row.parameters:,}",
-        format_bytes(row.bytes),
-        f"{row.forward_ms:.2f}",
-        f"{row.backward_ms:.2f}",
-        f"{(row.forward_ms + row.backward_ms) / total_ms:.1%}",
-    )
+    cells = (
+        (
+            row.unit, str(row.partition), f"{row.parameters:,}", format_bytes(row.bytes), f"{row.forward_ms:.2f}",
+            f"{row.backward_ms:.2f}", f"{(row.forward_ms + row.backward_ms) / total_ms:.1%}",
+        )
+        for row in rows
+    )  # fmt: skip
+    return table(headers, cells, "<>>>>>>")

@@ -274,10 +274,8 @@ class PipelineBubble(Rule):
         if count < 2:
             return self.not_applicable("the model is not split")
         typical = list(analysis.typical.values())
-        if error_s := clocks_differ(analysis):
-            return self.abstain(
-                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
-            )
+        if reason := clocks_differ(analysis):
+            return self.abstain(reason)
         bubble, ideal = mean(map(_share, typical)), ideal_bubble(analysis, cut)
         change = analysis.what_if.change("schedule")
         waits = sorted(analysis.waits.items(), key=lambda pair: -pair[1])[:1]
@@ -327,10 +325,8 @@ class TransferExposed(Rule):
             return self.not_applicable("the model is not split")
         if not analysis.messages:
             return self.abstain("no message was recorded with both its ends")
-        if error_s := clocks_differ(analysis):
-            return self.abstain(
-                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
-            )
+        if reason := clocks_differ(analysis):
+            return self.abstain(reason)
         usual = [message for message in analysis.messages if message.step in analysis.usual_steps]
         exposed = share(analysis, lambda parts: parts.transfer)
         took = mean(message.arrived_s - message.ready_s for message in usual)

@@ -46,6 +46,7 @@ class StragglerRank(Rule):
         rank = min(scores, key=lambda each: scores[each])
         facts = analysis.facts(rank)
         where = f" on {facts.host}" if facts.host else ""
+        slowest = sorted(analysis.steps(rank), key=lambda step: -step.work_s)[:3]
         return self.graded(
             f"rank {rank}{where} runs at {percent(scores[rank])} of the speed of its peers",
             (-scores[rank], -self.warn, -self.severe),
@@ -58,7 +59,7 @@ class StragglerRank(Rule):
             ],
             gain=_gain(analysis, rank, scores[rank]),
             ranks=[rank],
-            steps=_slowest_steps(analysis, rank),
+            steps=sorted(step.step for step in slowest),
         )
 
     def _by_cores(self, analysis: Analysis) -> dict[int, float]:
@@ -132,11 +133,6 @@ def _gain(analysis: Analysis, rank: int, score: float) -> float | None:
     if rank not in analysis.typical or not analysis.step_s:
         return None
     return (1 - score) * analysis.typical[rank].work / analysis.step_s
-
-
-def _slowest_steps(analysis: Analysis, rank: int) -> list[int]:
-    steps = sorted(analysis.steps(rank), key=lambda step: -step.work_s)
-    return sorted(step.step for step in steps[:3])
 
 
 @dataclass(frozen=True)

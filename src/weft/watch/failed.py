@@ -5,10 +5,6 @@ The launcher writes it, or where no launcher of weft's runs the rank that failed
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,17 +12,15 @@ from weft.analysis.run import Failed
 from weft.document import Document
 from weft.terminal_text import visible
 from weft.untrusted import read_file
+from weft.watch.progress_file import write
 
 NAME = "failed.json"
 VERSION = 1
 
 
 def leave(folder: Path, failed: Failed) -> None:
-    """Write it, whole or not at all; a folder that cannot be written to is no reason to fail in another way."""
-    new = folder / f".{NAME}-{secrets.token_hex(4)}"
-    with suppress(OSError):
-        new.write_text(json.dumps({"weft": "failed", "version": VERSION, **asdict(failed)}), encoding="utf-8")
-        os.replace(new, folder / NAME)
+    """Write it, if that can be done."""
+    write(folder, {"weft": "failed", "version": VERSION, **asdict(failed)}, NAME)
 
 
 def forget(folder: Path) -> None:

@@ -75,10 +75,10 @@ def launcher_left(environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _state(pid: int) -> bytes:
-    """The letter that Linux has for what a process does."""
+def _stat(pid: int) -> list[bytes]:
+    """Linux's facts of a process after its name, first the letter for what it does."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0]
+        return file.read().rpartition(b")")[2].split()
 
 
 def host_name() -> str:
@@ -89,7 +89,7 @@ def host_name() -> str:
 def is_stopped(pid: int) -> bool:
     """True if a process of this host stands still because of a signal or a debugger; False where nobody can say."""
     try:
-        return _state(pid) in (b"T", b"t")
+        return _stat(pid)[0] in (b"T", b"t")
     except OSError:
         return False
 
@@ -97,7 +97,7 @@ def is_stopped(pid: int) -> bool:
 def is_alive(pid: int) -> bool:
     """True if a process of this host still runs; one that ended and was not waited for does not."""
     try:
-        return _state(pid) not in (b"Z", b"X")
+        return _stat(pid)[0] not in (b"Z", b"X")
     except FileNotFoundError:
         if os.path.exists("/proc/self/stat"):
             return False
@@ -128,8 +128,7 @@ def began(pid: int) -> int | None:
     Two processes that had the same number one after the other do not share it.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+        return int(_stat(pid)[19])
     except (OSError, IndexError, ValueError):
         return None
 

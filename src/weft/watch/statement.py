@@ -8,9 +8,7 @@ files.json     rank 0's, see `weft.watch.files.blocked_ranks`
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -96,10 +94,6 @@ def stand(teller: Teller) -> None:
 
 
 def _leave(statement: Statement) -> None:
-    """Whole or not at all; a folder that cannot be written to is no reason to fail in another way."""
     if folder := os.environ.get(FOLDER):
-        values = {**asdict(statement), "time": time.time(), "host": host_name()}
-        new = Path(folder, f".said-{statement.by}-{secrets.token_hex(4)}")
-        with suppress(OSError):
-            new.write_text(json.dumps(values), encoding="utf-8")
-            new.replace(path_of(Path(folder), statement.by))
+        path = path_of(Path(folder), statement.by)
+        write(path.parent, {**asdict(statement), "time": time.time(), "host": host_name()}, path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
+from weft.cli.simulate import SearchProgress
 from weft.graph import Graph, Unit
 from weft.plan.option import Option, options
 from weft.schedule import make, to_csv
@@ -310,3 +312,28 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writing)
     assert done.returncode == 128 + signal.SIGPIPE and done.stderr == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(monkeypatch, stream: io.StringIO, silent_s: float) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = SearchProgress(silent_s)
+    progress(3, 12, 0.5)
+    progress.close()
+    return stream.getvalue()
+
+
+def test_a_long_search_is_shown_and_erased(monkeypatch):
+    assert (
+        shown(monkeypatch, Terminal(), 0.0)
+        == "\r\x1b[Ktried 3 of 12, best step so far 500.000 ms; Ctrl-C takes it\r\x1b[K"
+    )
+
+
+def test_short_searches_and_files_see_nothing(monkeypatch):
+    assert shown(monkeypatch, Terminal(), 3600.0) == ""
+    assert shown(monkeypatch, io.StringIO(), 0.0) == ""

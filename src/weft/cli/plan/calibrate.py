@@ -68,7 +68,10 @@ def run_calibration(options: argparse.Namespace, job_of: Callable[[Host, int], J
         options: Those of `weft plan`.
         job_of: The job, from the machine and the sequences of a step.
     """
-    host = _host(options)
+    if options.cluster is not None:
+        host = parse_machines(options.cluster).host
+    else:
+        host = read_file(options.machine, host_from_json)
     seen = []
     for name in options.calibrate:
         analysis = Analysis(read_run(Path(name)))
@@ -93,12 +96,6 @@ class Recording(NamedTuple):
     name: str
     job: Job
     observed: Observed
-
-
-def _host(options: argparse.Namespace) -> Host:
-    if options.cluster is not None:
-        return parse_machines(options.cluster).host
-    return read_file(options.machine, host_from_json)
 
 
 def _lines(seen: Sequence[Recording], before: Host, after: Host) -> Iterator[str]:
@@ -133,12 +130,11 @@ def _beside(one: Recording, before: Host, after: Host) -> Iterator[str]:
     yield ""
     yield table(("term, ms", "planned before", "recorded", "planned now"), rows, "<>>>")
     yield ""
-    off = [_off(planned, observed.step_s) for planned in (sums[0], sums[2])]
+    off = [
+        f"{planned / observed.step_s - 1:+.1%}" if observed.step_s else "an unknown part"
+        for planned in (sums[0], sums[2])
+    ]
     yield f"The plan of that run was off by {off[0]}, it is off by {off[1]} now."
-
-
-def _off(planned: float, measured: float) -> str:
-    return f"{planned / measured - 1:+.1%}" if measured else "an unknown part"
 
 
 def _figures(host: Host) -> Mapping[str, str]:

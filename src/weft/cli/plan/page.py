@@ -72,16 +72,13 @@ def _to_write(found: Answer) -> ToWrite | None:
     if plan is None:
         return None
     one, microbatches = plan.division, plan.step.microbatches
+    who = "weft runs" if one.data == 1 else f"each of {one.data} replicas runs"
     return ToWrite(
         today(found),
         command(one, microbatches, found.asked.machines),
         settings(one, microbatches),
-        f"In a step {_who(one.data)} {_many(microbatches, 'microbatch', 'es')} of {_many(one.microbatch, 'sequence')}.",
+        f"In a step {who} {_many(microbatches, 'microbatch', 'es')} of {_many(one.microbatch, 'sequence')}.",
     )
-
-
-def _who(replicas: int) -> str:
-    return "weft runs" if replicas == 1 else f"each of {replicas} replicas runs"
 
 
 def _many(count: int, what: str, more: str = "s") -> str:

@@ -154,9 +154,8 @@ def measured(options: argparse.Namespace) -> Measured:
             for pattern, readers in (("in a row", 1), (rates[1].pattern, rates[-1].readers)):
                 one = storage.measure_by_fio(files, pattern, readers, options.seconds, block)
                 beside += [one] if one is not None else []
-    return Measured(
-        str(path), files, rates, beside, need, cores, _memory_bytes(), options.hosts, record, prices
-    )
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Measured(str(path), files, rates, beside, need, cores, memory_bytes, options.hosts, record, prices)
 
 
 def _need(options: argparse.Namespace) -> float | None:
@@ -174,10 +173,6 @@ def _need(options: argparse.Namespace) -> float | None:
     else:
         return None
     return need / options.hosts
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def advice(found: Measured) -> list[str]:

@@ -29,8 +29,9 @@ def as_text(found: Answer, compare: bool, explain: bool) -> str:
     if found.own is not None:
         parts.append(own(found))
     parts.append("\n".join(others(found)))
-    if found.runs_today is not None:
-        parts.append(_today(found))
+    if (plan := found.runs_today) is not None:
+        written = command(plan.division, plan.step.microbatches, found.asked.machines)
+        parts.append(f"{today(found)}\n  {written}")
     if compare or not found.search.best:
         parts += _comparison(found)
     if explain and found.search.best:
@@ -193,12 +194,6 @@ def others(found: Answer) -> list[str]:
         for why, count in search.refused.items()
     ]
     return lines
-
-
-def _today(found: Answer) -> str:
-    plan = found.runs_today
-    assert plan is not None
-    return f"{today(found)}\n  {command(plan.division, plan.step.microbatches, found.asked.machines)}"
 
 
 def today(found: Answer) -> str:

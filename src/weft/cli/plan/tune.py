@@ -148,19 +148,15 @@ def _show(found: Tuning) -> None:
         text = f"in turn: {best:,.1f} samples/s, the script's own {own:,.1f}"
     else:
         last = found.trials[-1]
-        text = f"{words(last.changes)}: {_result(last)}"
+        ended = ", ended early" if last.outcome.stopped else ""
+        result = f"{last.rate:,.1f} samples/s{ended}" if last.rate else last.outcome.failure
+        text = f"{words(last.changes)}: {result}"
     print(f"weft tune: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def words(changes: Changes) -> str:
     """Changes as people write them."""
     return ", ".join(f"{name}={value}" for name, value in changes.items()) or "the script's own"
-
-
-def _result(trial: Trial) -> str:
-    if not trial.rate:
-        return trial.outcome.failure
-    return f"{trial.rate:,.1f} samples/s{', ended early' if trial.outcome.stopped else ''}"
 
 
 def lines_to_write(changes: Changes) -> list[str]:

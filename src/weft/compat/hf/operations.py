@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.communication import objects
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
+from weft.session.current import session
+from weft.torch.tensors.nested import replace
 
 
 def install(counts: Callable[[], bool]) -> None:
@@ -41,15 +44,11 @@ def _either(counts: Callable[[], bool], ours: Any, theirs: Any) -> Any:
 
 def gather_object(object: list[Any]) -> list[Any]:
     """The lists of all copies as one."""
-    from weft.communication import objects
-
     return [each for part in objects.allgather(object, objects.RDP_GROUP) for each in part]
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """The tensors that one copy has, in a structure of the same form."""
-    from weft.communication import objects
-    from weft.torch.tensors.nested import replace
 
     def one(own: Tensor) -> Tensor:
         found: Tensor = objects.allgather(own.detach(), objects.RDP_GROUP)[from_process]
@@ -60,9 +59,6 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """The list of the first rank of one copy, put into the list of every rank."""
-    from weft.communication import objects
-    from weft.session.current import session
-
     root = session().mesh.group("rdp", 0)[from_process]
     object_list[:] = objects.allgather(object_list, objects.WORLD)[root]
     return object_list
@@ -70,8 +66,6 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """The sum over all copies, or the mean; "none" leaves what is there."""
-    from weft.torch.tensors.nested import replace
-
     if reduction == "none":
         return replace(tensor, lambda each: each * scale)
     return reduce_over_replicas(tensor, reduction == "mean", scale)
@@ -79,8 +73,6 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
     """The tensors, as long along ``dim`` as the longest of all copies; what is new is ``pad_index``."""
-    from weft.communication import objects
-    from weft.torch.tensors.nested import replace
 
     def one(own: Tensor) -> Tensor:
         if not -own.dim() <= dim < own.dim():

@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
+from weft.communication import objects
 from weft.compat.hf import steps
 from weft.compat.modelparallel.session import state
+from weft.session.ranks import local_rank, rank, rdp_rank, rdp_size
+from weft.torch.model import DistributedModel
+from weft.torch.session.current import session
+from weft.torch.tensors.nested import replace
 
 
 def install(accelerator: ModuleType) -> None:
@@ -44,15 +49,15 @@ def install(accelerator: ModuleType) -> None:
     PartialState.__init__ = init
     cls = accelerator.Accelerator
     for name, ours in (
-        ("num_processes", _replicas), ("process_index", _replica),
-        ("is_main_process", lambda: _rank() == 0), ("is_local_main_process", lambda: _local_rank() == 0),
+        ("num_processes", rdp_size), ("process_index", rdp_rank),
+        ("is_main_process", lambda: rank() == 0), ("is_local_main_process", lambda: local_rank() == 0),
     ):  # fmt: skip
         setattr(cls, name, property(_either(ours, getattr(cls, name).fget)))
     gather, for_metrics, unwrap = cls.gather, cls.gather_for_metrics, cls.unwrap_model
     reduce = cls.reduce
 
     def gather_replicas(self: Any, tensor: Any) -> Any:
-        if not state.initialized or _replicas() == 1:
+        if not state.initialized or rdp_size() == 1:
             return gather(self, tensor)
         return gather_over_replicas(tensor)
 
@@ -61,10 +66,12 @@ def install(accelerator: ModuleType) -> None:
         return input_data if steps.inside() else for_metrics(self, input_data, *args, **kwargs)
 
     def unwrap_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        return unwrap(self, _module_of(model), *args, **kwargs)
+        """accelerate finds the user's module in wrappers of its own and PyTorch's only."""
+        own = model.module if isinstance(model, DistributedModel) else model
+        return unwrap(self, own, *args, **kwargs)
 
     def reduce_replicas(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        if not state.initialized or _replicas() == 1 or reduction not in ("sum", "mean"):
+        if not state.initialized or rdp_size() == 1 or reduction not in ("sum", "mean"):
             return reduce(self, tensor, reduction, scale)
         return reduce_over_replicas(tensor, reduction == "mean", scale)
 
@@ -73,7 +80,6 @@ def install(accelerator: ModuleType) -> None:
     wait = PartialState.wait_for_everyone
 
     def wait_for_everyone(self: Any) -> None:
-        from weft.communication import objects
 
         objects.barrier() if state.initialized and not steps.inside() else wait(self)
 
@@ -87,41 +93,8 @@ def _either(ours: Any, theirs: Any) -> Any:
     return get
 
 
-def _module_of(model: Any) -> Any:
-    """The user's module, which accelerate finds in wrappers of its own and PyTorch's only."""
-    from weft.torch.model import DistributedModel
-
-    return model.module if isinstance(model, DistributedModel) else model
-
-
-def _replicas() -> int:
-    from weft.session.ranks import rdp_size
-
-    return rdp_size()
-
-
-def _replica() -> int:
-    from weft.session.ranks import rdp_rank
-
-    return rdp_rank()
-
-
-def _rank() -> int:
-    from weft.session.ranks import rank
-
-    return rank()
-
-
-def _local_rank() -> int:
-    from weft.session.ranks import local_rank
-
-    return local_rank()
-
-
 def gather_over_replicas(tree: Any) -> Any:
     """The tensors of all replicas after one another along dim 0, in a structure of the same form; a number is a row."""
-    from weft.communication import objects
-    from weft.torch.tensors.nested import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -132,13 +105,11 @@ def gather_over_replicas(tree: Any) -> Any:
 
 def reduce_over_replicas(tree: Any, mean: bool, scale: float) -> Any:
     """The sum over all replicas, or their mean, times ``scale``, in a structure of the same form."""
-    from weft.torch.session.current import session
-    from weft.torch.tensors.nested import replace
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
         total = tensor.detach().to("cpu", copy=True)
         with session().doing("Accelerator.reduce()"):
             torch.distributed.all_reduce(total, group=session().group("rdp"))
-        return (total / _replicas() if mean else total).to(tensor.device) * scale
+        return (total / rdp_size() if mean else total).to(tensor.device) * scale
 
     return replace(tree, one)

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import MethodType, ModuleType
 from typing import Any
@@ -155,7 +155,8 @@ class _Steps:
             loss, logits, labels = self._predict(
                 model, inputs, items, prediction_loss_only, ignore_keys, **kwargs
             )
-        return _first(loss, lambda each: each.reduce_mean()), self._whole(logits), self._whole(labels)
+        one = None if isinstance(loss, list) else loss.reduce_mean()  # a list: None of every microbatch
+        return one, self._whole(logits), self._whole(labels)
 
     def _count(self, model: Any, inputs: Any, *others: Any, **kwargs: Any) -> float:
         """The weight of a microbatch: the tokens of its loss, or else its samples."""
@@ -268,8 +269,3 @@ def _tensors(tree: Any) -> Iterator[Any]:
     elif isinstance(tree, (list, tuple)):
         for each in tree:
             yield from _tensors(each)
-
-
-def _first(value: Any, function: Callable[[Any], Any]) -> Any:
-    """``function`` of a step's output; None where every microbatch returned None."""
-    return None if isinstance(value, list) else function(value)

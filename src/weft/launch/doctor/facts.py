@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import resource
 import socket
-import struct
 import subprocess
 import time
 from contextlib import suppress
@@ -17,11 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import weft
 from weft.document import Document
+from weft.launch.interfaces import interfaces
 
 KIND = "host's facts"
 SHARED = "/dev/shm"
 _GPU_SECONDS = 20
-_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,18 @@ class Facts:
     def here(cls) -> Facts:
         """Those of this host."""
         name = socket.gethostname()
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(
             name=name,
             address=_address(name),
-            interfaces=_interfaces(),
+            interfaces=tuple(each for each in interfaces() if not each[1].startswith("127.")),
             listens=_listens(),
             python=platform.python_version(),
             torch=_version("torch"),
             version=weft.__version__,
             clock_s=time.time(),
             shared_bytes=_room(SHARED),
-            open_files=_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            open_files=-1 if most == resource.RLIM_INFINITY else most,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             gpus=_gpus(),
         )
@@ -105,18 +104,6 @@ def _address(name: str) -> str:
     return ""
 
 
-def _interfaces() -> tuple[tuple[str, str], ...]:
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no IPv4 address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                address = socket.inet_ntoa(answer[20:24])
-                if not address.startswith("127."):
-                    found.append((name, address))
-    return tuple(found)
-
-
 def _listens() -> bool:
     with suppress(OSError), socket.socket() as listener:
         listener.bind(("", 0))
@@ -137,10 +124,6 @@ def _room(folder: str) -> int:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
     return 0
-
-
-def _limit(value: int) -> int:
-    return -1 if value == resource.RLIM_INFINITY else value
 
 
 def _gpus() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from weft.launch.discovery import PORTS
+from weft.launch.interfaces import interfaces, request
 
 SECONDS = 1.0
 PATIENCE_S = 30.0
@@ -36,7 +37,7 @@ _SECRET_BYTES = 32
 _PROBE, _STREAM, _WELL = b"p", b"s", b"."
 _HEADERS_BYTES = 40
 _TIMESTAMP_BYTES = 12
-_SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921
+_SIOCGIFMTU = 0x8921
 _TUNNELLED = 16000
 """An interface with larger packets than that leads to this host itself."""
 
@@ -172,12 +173,10 @@ def _packet(connection: socket.socket) -> int:
 def _mtu(address: str) -> int:
     """The largest packet of the interface that has an address; 0 where nobody can say, or it leads to this host."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
-                    size = struct.unpack_from("i", fcntl.ioctl(probe.fileno(), _SIOCGIFMTU, request), 16)[0]
-                    return int(size) if size < _TUNNELLED else 0
+        for name, own in interfaces():
+            if own == address:
+                size = struct.unpack_from("i", fcntl.ioctl(probe.fileno(), _SIOCGIFMTU, request(name)), 16)[0]
+                return int(size) if size < _TUNNELLED else 0
     return 0
 
 

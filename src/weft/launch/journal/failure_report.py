@@ -54,14 +54,12 @@ def failure(folder: Path, ranks: int, code: int) -> dict[str, Any]:
 def _statement(folder: Path, rank: int) -> Statement | None:
     with suppress(OSError, ValueError, FormatError), reader(path_of(folder, rank)) as file:
         values = parse_json(file.read(_LONGEST_BYTES).decode())
-        if isinstance(values, Mapping) and _fits(values) and values["by"] == rank:
+        if not isinstance(values, Mapping):
+            return None
+        fits = all(isinstance(values.get(each.name), _KINDS[str(each.type)]) for each in fields(Statement))
+        if fits and values["by"] == rank:
             return Statement(
                 rank, values["rank"], visible(values["headline"]), visible(values["details"], LINES),
                 visible(values["kind"]), values["victim"], values["time"], visible(values["host"]),
             )  # fmt: skip
     return None
-
-
-def _fits(values: Mapping[str, Any]) -> bool:
-    """True if all is there, of the kinds that :class:`Statement` says."""
-    return all(isinstance(values.get(each.name), _KINDS[str(each.type)]) for each in fields(Statement))

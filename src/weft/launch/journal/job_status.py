@@ -273,7 +273,9 @@ def stop(folder: Path, save_s: float = SAVE_S, say: Callable[[str], None] = lamb
         (signal.SIGKILL, END_S, "killed"),
     ):
         say(f"the job of {shown_path(folder)} is {text} (launcher pid {pid})")
-        _signal(told, number)
+        if launcher_of(told.folder, told.run) == told.pid:  # still the same process
+            with suppress(ProcessLookupError):
+                os.kill(told.pid, number)
         if _ends(told, seconds):
             return read(folder)
     raise LaunchError(
@@ -290,13 +292,6 @@ def _launcher(told: Told) -> int:
     if told.host not in ("", "?", host_name()):
         raise LaunchError(f'the job of "{where}" was started on {told.host}: run weft stop there')
     raise LaunchError(f'no job runs with "{where}": there is nothing to end')
-
-
-def _signal(told: Told, number: int) -> None:
-    """To the launcher, if it is still the same process."""
-    if launcher_of(told.folder, told.run) == told.pid:
-        with suppress(ProcessLookupError):
-            os.kill(told.pid, number)
 
 
 def _ends(told: Told, seconds: float) -> bool:

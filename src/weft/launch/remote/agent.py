@@ -152,7 +152,9 @@ class _Agent:
         for values, more in self.incoming.feed(data):
             kind = values.get("kind")
             if kind == "port":
-                self._hold_port(values["address"])
+                # One of the first host, for scripts that make their process group themselves.
+                self.held, found = free_port(values["address"])
+                self._say({"kind": "port", "variables": found})
             elif kind == "start" and self.here is None:
                 self._start(values)
             elif kind == "signal" and self.here is not None:
@@ -164,11 +166,6 @@ class _Agent:
                 self.over = True
             elif self.mirror is not None:
                 self.mirror.apply((values, more))
-
-    def _hold_port(self, address: str) -> None:
-        """A port of the first host, for scripts that make their process group themselves."""
-        self.held, found = free_port(address)
-        self._say({"kind": "port", "variables": found})
 
     def _start(self, told: dict[str, Any]) -> None:
         self.silent_s = told["silent_s"]

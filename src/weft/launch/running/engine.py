@@ -11,7 +11,7 @@ from pathlib import Path
 from weft.errors import LaunchError
 from weft.launch.journal.failure_report import failure
 from weft.launch.journal.journal import Journal
-from weft.launch.local import GO_ON, STOPPING
+from weft.launch.local import GO_ON, heeded
 from weft.launch.root_cause import exit_code, signal_name
 from weft.untrusted import shown_text
 from weft.watch.process import die_with_parent
@@ -33,10 +33,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
     Raises:
         LaunchError: The command cannot be started.
     """
-    # one that is ignored (`nohup`) stays so
-    heeded = {number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN}
-    heeded.add(signal.SIGCHLD)
-    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    awaited = {*heeded(), signal.SIGCHLD}
+    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
 
     def in_child() -> None:
         die_with_parent(parent, signal.SIGTERM)
@@ -47,7 +45,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
             child = subprocess.Popen(command, env=environ, preexec_fn=in_child)
         except OSError as error:
             raise LaunchError(f"{shown_text(command[0])} cannot be started: {error}") from error
-        stopped = _wait(child, heeded, journal)
+        stopped = _wait(child, awaited, journal)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = exit_code(child.returncode) if child.returncode else 0
@@ -57,11 +55,11 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
     return code
 
 
-def _wait(child: subprocess.Popen[bytes], heeded: set[signal.Signals], journal: Journal) -> bool:
+def _wait(child: subprocess.Popen[bytes], awaited: set[signal.Signals], journal: Journal) -> bool:
     """True if the child was told to end."""
     stopped = False
     while child.poll() is None:
-        heard = signal.sigtimedwait(heeded, 0.5)
+        heard = signal.sigtimedwait(awaited, 0.5)
         if heard is None or heard.si_signo == signal.SIGCHLD:
             continue
         stopped = True

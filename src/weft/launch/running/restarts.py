@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from weft.config import resolve
 from weft.errors import ConfigError, WeftError
-from weft.launch.local import STOPPING, Launcher
+from weft.launch.local import Launcher, heeded
 from weft.launch.root_cause import signal_name
 from weft.launch.running.job import Failed, Job
 from weft.terminal_text import visible
@@ -145,8 +145,7 @@ def without(job: Job, gone: Sequence[str]) -> tuple[Job, str]:
 def wait_for_signal(seconds: float) -> int:
     """The signal to stop that comes within so many seconds, or 0."""
     heard: list[int] = []
-    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in heeded}
+    before = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in heeded()}
     deadline = time.monotonic() + seconds
     try:
         while not heard and time.monotonic() < deadline:

@@ -20,7 +20,6 @@ from weft.untrusted import shown_path, translated
 
 WITH_LOGS = ("local", "ssh", "torchrun", "mpirun", "slurm")
 """Engines of whose jobs the folder tells, logs of ranks too; MPICH's mpirun keeps none."""
-_TICK_S = 1.0
 _GO_ON = os.EX_TEMPFAIL
 _LIVING = (
     "PENDING",
@@ -37,6 +36,9 @@ _LIVING = (
 
 class Handle(ABC):
     """A started job, which can be waited for, stopped and read."""
+
+    _tick_s = 0.1
+    """Between two looks."""
 
     def __init__(self, job: Described) -> None:
         self.job = job
@@ -86,18 +88,21 @@ class Handle(ABC):
                 f"the job {self.job.name} has no logs by rank: give it a log_dir and one of the engines "
                 f"{', '.join(WITH_LOGS)}"
             )
-        if not 0 <= rank < self.job.ranks:
-            raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
+        self._check_rank(rank)
         told = self._told()
         number = told.logs if told is not None else None
         if number is None:
             return ""
-        return "".join(_content(path) for path in log_files(folder, number, rank))
+        return "".join(text_of(path) for path in log_files(folder, number, rank) if os.path.lexists(path))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.job.ranks:
+            raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
 
     def _look(self) -> int | None:
         code = self.poll()
         if code is None:
-            time.sleep(_TICK_S / 10)
+            time.sleep(self._tick_s)
         return code
 
     def _folder(self) -> Path | None:
@@ -107,7 +112,15 @@ class Handle(ABC):
 
     def _told(self) -> Told | None:
         """The status of this start in the job's folder; None without one."""
+        folder = self._folder()
+        with suppress(WeftError):
+            told = read(folder) if folder is not None else None
+            return told if told is not None and self._is_own(told) else None
         return None
+
+    def _is_own(self, told: Told) -> bool:
+        """True if a status is that of this start."""
+        return False
 
     def _error(self, code: int) -> JobError:
         told = self._told()
@@ -121,10 +134,8 @@ class Handle(ABC):
         return JobError(f"the job {self.job.name} ended with exit code {code}{hint}", code)
 
 
-def _content(path: Path) -> str:
-    """The text of a log; empty before the rank has begun."""
-    if not os.path.lexists(path):
-        return ""
+def text_of(path: Path) -> str:
+    """The text of a log."""
     with translated(f'"{shown_path(path)}" cannot be read', LaunchError), reader(path) as file:
         return file.read().decode(errors="replace")
 
@@ -153,14 +164,9 @@ class ProcessHandle(Handle):
                 return
         self.process.kill()
 
-    def _told(self) -> Told | None:
-        folder = self._folder()
-        with suppress(WeftError):
-            told = read(folder) if folder is not None else None
-            launcher = told.run.get("launcher") if told is not None else None
-            if isinstance(launcher, Mapping) and launcher.get("pid") == self.process.pid:
-                return told
-        return None
+    def _is_own(self, told: Told) -> bool:
+        launcher = told.run.get("launcher")
+        return isinstance(launcher, Mapping) and launcher.get("pid") == self.process.pid
 
 
 class SlurmHandle(Handle):
@@ -169,6 +175,8 @@ class SlurmHandle(Handle):
     Attributes:
         number: The job's number, as Slurm writes it.
     """
+
+    _tick_s = 1.0
 
     def __init__(self, job: Described, line: Sequence[str], environ: Mapping[str, str]) -> None:
         super().__init__(job)
@@ -205,12 +213,8 @@ class SlurmHandle(Handle):
                 self._code = number or (0 if state[1] == "COMPLETED" else 1)
         return self._code
 
-    def _told(self) -> Told | None:
-        folder = self._folder()
-        with suppress(WeftError):
-            told = read(folder) if folder is not None else None
-            return told if told is not None and told.handed_in == self.number else None
-        return None
+    def _is_own(self, told: Told) -> bool:
+        return told.handed_in == self.number
 
     def _asked(self, line: Sequence[str]) -> subprocess.CompletedProcess[str]:
         with translated(f"{line[0]} cannot be started", LaunchError):
@@ -218,12 +222,6 @@ class SlurmHandle(Handle):
                 line, cwd=self.job.folder, env=self._environ, stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, errors="replace", check=False,
             )  # fmt: skip
-
-    def _look(self) -> int | None:
-        code = self.poll()
-        if code is None:
-            time.sleep(_TICK_S)
-        return code
 
     def _end(self, save_s: float) -> None:
         self._asked(["scancel", self.number])

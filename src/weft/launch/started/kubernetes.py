@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from weft.errors import JobError, LaunchError, WeftError
+from weft.errors import JobError, WeftError
 from weft.launch.engines.described import Described
 from weft.launch.engines.kubernetes import secret_name
 from weft.launch.engines.plan import Plan, is_secret
@@ -96,8 +96,7 @@ class KubernetesHandle(Handle):
         Raises:
             LaunchError: There is no such rank, or Kubernetes refuses.
         """
-        if not 0 <= rank < self.job.ranks:
-            raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
+        self._check_rank(rank)
         host, local = divmod(rank, self.job.ranks_per_host)
         pods = [pod for pod in self.cluster.pods(self.job.name) if pod.host == host][-1:]
         log = "".join(map(self.cluster.log, pods))

@@ -14,8 +14,7 @@ from weft.errors import JobError, LaunchError
 from weft.launch.engines.described import Described
 from weft.launch.engines.plan import Plan
 from weft.launch.journal.job_status import END_S
-from weft.launch.journal.journal import reader
-from weft.launch.started.handle import ProcessHandle
+from weft.launch.started.handle import ProcessHandle, text_of
 from weft.launch.started.pods import headline, of_rank
 from weft.untrusted import shown_path, translated
 
@@ -69,21 +68,13 @@ class SkyHandle(ProcessHandle):
         Raises:
             LaunchError: There is no such rank, or the file of the output cannot be read.
         """
-        if not 0 <= rank < self.job.ranks:
-            raise LaunchError(f"there is no rank {rank}: the job has {self.job.ranks}")
+        self._check_rank(rank)
         host, local = divmod(rank, self.job.ranks_per_host)
-        log = "".join(line for number, line in by_host(self._text()) if number == host)
+        log = "".join(line for number, line in by_host(text_of(self.output)) if number == host)
         return of_rank(log, local)
 
-    def _text(self) -> str:
-        with (
-            translated(f'"{shown_path(self.output)}" cannot be read', LaunchError),
-            reader(self.output) as file,
-        ):
-            return file.read().decode(errors="replace")
-
     def _end(self, save_s: float) -> None:
-        found = _NUMBER.search(_COLOURS.sub("", self._text()))
+        found = _NUMBER.search(_COLOURS.sub("", text_of(self.output)))
         if found:
             with translated("sky cannot be started", LaunchError), suppress(subprocess.TimeoutExpired):
                 subprocess.run(
@@ -98,7 +89,7 @@ class SkyHandle(ProcessHandle):
         super()._end(END_S)
 
     def _error(self, code: int) -> JobError:
-        text = self._text()
+        text = text_of(self.output)
         first, rank = headline("".join(line for _, line in by_host(text)))
         codes = _CODES.search(_COLOURS.sub("", text))
         parts = [first, f"the job {self.job.name} ended with exit code {code} of sky launch"]

@@ -7,10 +7,8 @@ waited for one. Steps, loaders, optimizers and saves are recorded otherwise, and
 
 from __future__ import annotations
 
-import json
 import linecache
 import os
-import secrets
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from weft.errors import is_own, is_weft
 from weft.profiler.recorder import SCRIPT, Recorder
 from weft.terminal_text import visible
 from weft.untrusted import MOST_RANKS, read_file, whole
+from weft.watch.progress_file import write
 
 VERSION = 1
 EVERY_S = 0.02
@@ -96,12 +95,7 @@ class ScriptLines:
                 {"file": file, "line": line, "text": linecache.getline(file, line).strip()[:200],
                  "asleep_s": round(asleep_s, 4), "computing_s": round(taken_s - asleep_s, 4)}
             )  # fmt: skip
-        new = self._path.with_name(f".{self._path.name}-{secrets.token_hex(4)}")
-        with suppress(OSError):
-            new.write_text(
-                json.dumps({"weft": "script", "version": VERSION, "lines": lines}), encoding="utf-8"
-            )
-            os.replace(new, self._path)
+        write(self._path.parent, {"weft": "script", "version": VERSION, "lines": lines}, self._path.name)
 
 
 def own_place(frame: FrameType | None) -> Place | None:

@@ -120,16 +120,15 @@ class Follower:
             for name in os.listdir(self._folder):
                 found = _NAME.fullmatch(name)
                 if found and int(found[1]) < MOST_RANKS and int(found[1]) not in self._ranks:
-                    self._ranks[int(found[1])] = self._begin(int(found[1]))
+                    path = self._folder / f"rank{int(found[1])}"
+                    self._ranks[int(found[1])] = _Rank(
+                        Tail(path.with_suffix(".spans"), HEADER_BYTES), Tail(path.with_suffix(".steps.jsonl"))
+                    )
         for number, rank in self._ranks.items():
             self._read_facts(number, rank)
             self._read_spans(number, rank)
             self._read_steps(rank)
         return self._run()
-
-    def _begin(self, number: int) -> _Rank:
-        path = self._folder / f"rank{number}"
-        return _Rank(Tail(path.with_suffix(".spans"), HEADER_BYTES), Tail(path.with_suffix(".steps.jsonl")))
 
     def _read_spans(self, number: int, rank: _Rank) -> None:
         head, added = rank.spans_file.more(RECORD.size)

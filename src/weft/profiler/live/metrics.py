@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from weft.analysis.run import Run, Step
+from weft.analysis.run import Step
 from weft.errors import FormatError, LaunchError
 from weft.profiler.clock import clock_offset_s
 from weft.profiler.live.following import Follower, Tail
@@ -137,7 +137,8 @@ class Collector:
         for rank, sign in signs.items():
             if sign.state is State.ABSENT:
                 continue
-            for name, value in self._of(rank, sign, _last(run, rank)).items():
+            steps = run.steps.get(rank, ())[-LAST - 1 :] if run is not None else ()
+            for name, value in self._of(rank, sign, steps).items():
                 yield name, rank, value, {}
         first = signs.get(0)
         for name, value in self._logged.of(first.pid).items() if first is not None and first.pid else ():
@@ -171,10 +172,6 @@ MEANINGS = {
     "weft_memory_bytes": "Memory in use: of the process on a CPU, of the device on a GPU",
     "weft_value": "What the script gave to weft.log last",
 }
-
-
-def _last(run: Run | None, rank: int) -> tuple[Step, ...]:
-    return run.steps.get(rank, ())[-LAST - 1 :] if run is not None else ()
 
 
 class _Server(ThreadingHTTPServer):

@@ -13,7 +13,7 @@ from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.step import crossing_rounds
 from weft.report.picture import told
 from weft.report.plan.pictures import LOOKS
-from weft.schedule import Schedule, make
+from weft.schedule import make
 from weft.simulate import Links, Simulation, StageCost, simulate
 from weft.timeline import Span
 from weft.topology.cluster import Link
@@ -74,7 +74,9 @@ def pipeline(plan: Plan, costs: Sequence[StageCost]) -> Pipeline | None:
     if plan.division.pipeline == 1:
         return None
     ranks, microbatches = drawn_size(plan)
-    made = _schedule(plan, ranks, microbatches)
+    one = plan.division
+    chunks = one.chunks if one.schedule == "interleaved_1f1b" else None
+    made = make(one.schedule, ranks, microbatches, chunks=chunks)
     # The first stages and the last one, which has the head.
     shown = [*costs[: len(made.rank_of_stage) - 1], costs[-1]]
     crossing_s = plan.step.crossings / crossing_rounds(plan.division, plan.step.microbatches)
@@ -103,13 +105,6 @@ def drawn_size(plan: Plan) -> tuple[int, int]:
     if one.schedule == "interleaved_1f1b" and microbatches > ranks:
         microbatches -= microbatches % ranks  # whole rounds
     return ranks, microbatches
-
-
-def _schedule(plan: Plan, ranks: int, microbatches: int) -> Schedule:
-    one = plan.division
-    return make(
-        one.schedule, ranks, microbatches, chunks=one.chunks if one.schedule == "interleaved_1f1b" else None
-    )
 
 
 def _drawn(plan: Plan, step: Simulation) -> Pipeline:

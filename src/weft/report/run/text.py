@@ -35,7 +35,10 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
         yield _wrapped(text)
     for each in _tables(report):
-        yield from _table(each)
+        if each.rows:
+            yield ""
+            yield visible(each.caption)
+            yield table(each.headers, each.rows, each.align)
     yield ""
     yield _rest(report)
 
@@ -68,7 +71,10 @@ def _finding(finding: Finding) -> Iterator[str]:
     for line in finding.advice:
         yield indent(_wrapped(f"-> {line}"), "   ")
     if finding.evidence:
-        figures = "; ".join(f"{name}: {_figure(value)}" for name, value in finding.evidence.items())
+        figures = "; ".join(
+            f"{name}: {number(value) if isinstance(value, (int, float)) else value}"
+            for name, value in finding.evidence.items()
+        )
         yield indent(_wrapped(figures), "   ")
     if finding.ranks or finding.steps:
         places = [
@@ -77,17 +83,6 @@ def _finding(finding: Finding) -> Iterator[str]:
             if numbers
         ]
         yield indent(f"on {'; '.join(places)}", "   ")
-
-
-def _figure(value: object) -> str:
-    return number(value) if isinstance(value, (int, float)) else str(value)
-
-
-def _table(each: Table) -> Iterator[str]:
-    if each.rows:
-        yield ""
-        yield visible(each.caption)
-        yield table(each.headers, each.rows, each.align)
 
 
 def _rest(report: Report) -> str:
