@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
+from weft.launch.rehearsal import Asked
 from weft.torch.delayed_parameters import FACTORIES, SMALL, moved
 
 DEVICES = (str, torch.device)
@@ -58,8 +59,9 @@ def _refuse_ddp(self: Any, *args: Any, **kwargs: Any) -> None:
 
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
     """A group of as many ranks as the job would have, none of which is there."""
-    if not dist.is_initialized():
-        begin_group(int(os.environ["WORLD_SIZE"]))
+    asked = Asked.from_environ(os.environ)
+    if asked is not None and not dist.is_initialized():
+        begin_group(asked.ranks)
 
 
 def begin_group(ranks: int) -> None:
