@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 from weft import config
 from weft.cli.options import count
@@ -27,7 +28,7 @@ examples:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "rehearse",
         help="a script on machines that are not there: does it fit, and what does a step take",

@@ -65,15 +65,11 @@ def of_partition(analysis: Analysis) -> dict[int, list[int]]:
     return dict(sorted(found.items()))
 
 
-def clocks_differ(analysis: Analysis) -> str:
-    """The reason why waits cannot be told from a difference of the ranks' clocks; empty if they can."""
+def clocks_differ(analysis: Analysis) -> float:
+    """By how many seconds the ranks' clocks may differ, where waits cannot be told from that; 0 if they can."""
     cut, error_s = microbatches(analysis), analysis.run.clock_error_s
     forward_s = mean(each.forward / cut for each in analysis.typical.values())
-    if error_s > CLOCKS * forward_s:
-        return (
-            f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
-        )
-    return ""
+    return error_s if error_s > CLOCKS * forward_s else 0.0
 
 
 def share(analysis: Analysis, part: Callable[[Parts], float]) -> float:

@@ -274,8 +274,10 @@ class PipelineBubble(Rule):
         if count < 2:
             return self.not_applicable("the model is not split")
         typical = list(analysis.typical.values())
-        if reason := clocks_differ(analysis):
-            return self.abstain(reason)
+        if error_s := clocks_differ(analysis):
+            return self.abstain(
+                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
+            )
         bubble, ideal = mean(map(_share, typical)), ideal_bubble(analysis, cut)
         change = analysis.what_if.change("schedule")
         waits = sorted(analysis.waits.items(), key=lambda pair: -pair[1])[:1]
@@ -325,8 +327,10 @@ class TransferExposed(Rule):
             return self.not_applicable("the model is not split")
         if not analysis.messages:
             return self.abstain("no message was recorded with both its ends")
-        if reason := clocks_differ(analysis):
-            return self.abstain(reason)
+        if error_s := clocks_differ(analysis):
+            return self.abstain(
+                f"the ranks' clocks may differ by {format_seconds(error_s)}, more than a tenth of a forward pass"
+            )
         usual = [message for message in analysis.messages if message.step in analysis.usual_steps]
         exposed = share(analysis, lambda parts: parts.transfer)
         took = mean(message.arrived_s - message.ready_s for message in usual)

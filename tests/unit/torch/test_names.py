@@ -12,7 +12,10 @@ import weft.torch as weft
 
 NAMES = (Path(__file__).parents[2] / "data" / "version-1" / "names.txt").read_text().split()
 """What version 1 offered in `weft.torch`."""
-LATER = ("checkpoints", "notebook_run", "on_finding", "set_tensor_parallelism", "tensor_parallelism")
+LATER = (
+    "checkpoints", "notebook_run", "on_finding", "set_activation_checkpointing", "set_tensor_parallelism",
+    "tensor_parallelism",
+)  # fmt: skip
 """What has come since."""
 PRINTED = {
     "weft.partition.auto": ("simulation",),

@@ -17,6 +17,10 @@ _orders: list[Any] = []
 
 def call_in_order(call: Callable[..., Any], tensors: Sequence[Any], types: Any) -> Any:
     """As `tf.py_function`; after all such calls before it, on every rank."""
+    if (
+        not tf.inside_function()
+    ):  # graphs of TensorFlow 1 hold no resources of others, and are in their session's order
+        return tf.py_function(call, tensors, types)
     if not _orders:
         with tf.init_scope():
             _orders.append(

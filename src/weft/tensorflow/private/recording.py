@@ -15,6 +15,7 @@ from tensorflow.python.data.ops import iterator_ops
 
 from weft.tensorflow.private.functions import wants_xla
 from weft.tensorflow.private.models import optimizer_classes, trained_by
+from weft.tensorflow.private.order import call_in_order
 
 
 def watch_iterators(before: Callable[[], int], after: Callable[[], int]) -> Callable[[], None]:
@@ -31,11 +32,11 @@ def watch_iterators(before: Callable[[], int], after: Callable[[], int]) -> Call
                 return original(self)
             finally:
                 after()
-        with tf.control_dependencies([tf.py_function(before, [], tf.int32)]):
+        with tf.control_dependencies([call_in_order(before, [], tf.int32)]):
             found = original(self)
         tensors = [each for each in tf.nest.flatten(found, expand_composites=True) if tf.is_tensor(each)]
         with tf.control_dependencies(tensors):
-            tf.py_function(after, [], tf.int32)
+            call_in_order(after, [], tf.int32)
         return found
 
     def undo() -> None:
@@ -74,11 +75,11 @@ def _watch_update(base: type, before: Callable[[], int], after: Callable[[], int
                     return original(self, *args, **kwargs)
                 finally:
                     after()
-            with tf.control_dependencies([tf.py_function(before, [], tf.int32)]):
+            with tf.control_dependencies([call_in_order(before, [], tf.int32)]):
                 result = original(self, *args, **kwargs)
             values = [tf.convert_to_tensor(each) for each in trained_by(self)]
             with tf.control_dependencies([*values, tf.convert_to_tensor(self.iterations)]):
-                tf.py_function(after, [], tf.int32)
+                call_in_order(after, [], tf.int32)
             return result
         finally:
             depth.pop()
