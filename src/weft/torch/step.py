@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -112,6 +113,10 @@ class Step:
         """Runs the step; its result."""
         install()
         pending = [model for model in session.models if not model.partitioned]
+        if len(pending) > 1:  # the script may have let go of some, which are part of a cycle
+            pending.clear()
+            gc.collect()
+            pending = [model for model in session.models if not model.partitioned]
         if pending:
             with record_preparation(session):
                 batch = self._partition(session, pending, batch)
