@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Runs the script; its exit code."""
     asked = _asked(options)
-    local = min(asked.ranks, EACH)
+    local = min(asked.ranks, parse_machines(asked.cluster).host.accelerators)
     variables = {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(asked.ranks), "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",

@@ -113,7 +113,9 @@ class Step:
         """Runs the step; its result."""
         install()
         pending = [model for model in session.models if not model.partitioned]
-        if len(pending) > 1:  # the script may have let go of some, which are part of a cycle
+        if (
+            pending and len(session.models) > 1
+        ):  # the script may have let go of some, which are part of a cycle
             pending.clear()
             gc.collect()
             pending = [model for model in session.models if not model.partitioned]

@@ -81,7 +81,7 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
     own (Adafactor's rows and columns) are found by the optimizer's lists that have one entry for each of these.
     """
     names = {id(variable): name for name, variable in named.items()}
-    listed = private.listed_by(optimizer)
+    in_lists = private.listed_by(optimizer)
     trained = [each for each in private.trained_by(optimizer) if id(each) in names] or list(named.values())
     known: dict[str, list[str]] = {}
     for variable in trained:
@@ -92,8 +92,8 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
     for variable in variables_of(optimizer):
         whose, slot = _whose(variable, longest_first)
         name = next((each for each in known.get(whose, ()) if f"{each}/{slot}" not in slots), None)
-        if name is None and id(variable) in listed:
-            of, slot = listed[id(variable)]
+        if name is None and id(variable) in in_lists:
+            of, slot = in_lists[id(variable)]
             name = names.get(id(of))
         if name is None:
             own.append((name_of(variable).rpartition("/")[2], variable))
@@ -108,7 +108,7 @@ def check_known(joined: Session, optimizer: Any, own: Mapping[str, Any]) -> None
     Raises:
         CheckpointError: There are some, and other partitions have others under the same names.
     """
-    unknown = [name for name, each in own.items() if len(each.shape)]
+    unknown = [name for name, each in own.items() if len(each.shape) or "#" in name]
     if unknown and joined.settings.partitions > 1:
         kind = type(optimizer).__name__
         raise CheckpointError(

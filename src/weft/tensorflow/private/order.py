@@ -17,9 +17,7 @@ _orders: list[Any] = []
 
 def call_in_order(call: Callable[..., Any], tensors: Sequence[Any], types: Any) -> Any:
     """As `tf.py_function`; after all such calls before it, on every rank."""
-    if (
-        not tf.inside_function()
-    ):  # graphs of TensorFlow 1 hold no resources of others, and are in their session's order
+    if not tf.inside_function():  # a graph of TensorFlow 1, which takes in no resource of another one
         return tf.py_function(call, tensors, types)
     if not _orders:
         with tf.init_scope():

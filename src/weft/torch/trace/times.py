@@ -68,7 +68,9 @@ class Clock(TorchDispatchMode):
         flops = 0.0 if formula is None else formula(*args, **(kwargs or {}), out_val=result)
         outputs = result if isinstance(result, (list, tuple)) else (result,)
         tensors = [each for each in (*args, *outputs) if isinstance(each, Tensor)]
-        dtype = tensors[-1].dtype if tensors else None
+        dtype = (
+            tensors[0].dtype if tensors else None
+        )  # results of attention end with sums in single precision
         self.seconds += self._rates.seconds(flops, sum(each.nbytes for each in tensors), dtype)
         return result
 
