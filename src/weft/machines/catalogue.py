@@ -162,7 +162,7 @@ def host_of(name: str, accelerators: int = 8) -> Host:
         return replace(cpu(count), accelerators=accelerators)
     known = {key.lower(): key for key in ACCELERATORS}
     known |= {"a100": "A100-80", "v100": "V100-32", "h100-80": "H100", "rtxa6000": "A6000", "mi300": "MI300X"}
-    key = known.get(name.lower())
+    key = known.get(name.lower().replace(" ", "").removesuffix("gb"))
     if key is None:
         raise ConfigError(
             f'there is no accelerator "{shown_text(name)}": write one of {", ".join(ACCELERATORS)}, cpu:CORES, an '

@@ -16,7 +16,7 @@ from weft.machines.host import Machines
 from weft.plan.chosen import ahead, schedule_for
 from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.layer import all_reduce_s, gather_s
-from weft.plan.parallelism.memory import RESERVED
+from weft.plan.parallelism.memory import RESERVED, copies
 from weft.plan.search import as_weft_runs, recomputed
 from weft.session.watching import describe_layout
 from weft.simulate import Links, Simulation, StageCost
@@ -66,6 +66,7 @@ class Part:
         states: What the optimizer keeps.
         activations: At the peak, of all microbatches that it holds.
         reserved: The driver's and the libraries' own.
+        copies: Of the gradients, which replicas average when no activation is left.
     """
 
     partition: int
@@ -75,11 +76,14 @@ class Part:
     states: float
     activations: float
     reserved: float
+    copies: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.states + self.activations + self.reserved
+        return (
+            self.weights + self.gradients + self.states + max(self.activations, self.copies) + self.reserved
+        )
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,8 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
         )
         for at in range(settings.partitions)
     ]
+    if mesh.rdp > 1 and settings.sharded_data_parallel_degree == 1 and copies(machines):
+        parts = [replace(part, copies=part.gradients) for part in parts]
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
     state_replicas = mesh.rdp if settings.shard_optimizer_state else 1
     most = max(part.gradients for part in parts)
