@@ -454,18 +454,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
                 f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
                 'write "pipeline": "1f1b", say, or leave deterministic out'
             )
-    if complete["devices"] not in ("alike", "measured"):
-        count = len(complete["devices"].split(","))
-        if count != complete["partitions"] > 1:
-            faults.append(
-                f"devices has {count} numbers ({complete['devices']}) for {complete['partitions']} partitions: "
-                "write one for each"
-            )
-    if complete["deterministic"] and complete["devices"] == "measured":
-        faults.append(
-            'devices is "measured", which follows measured times, but deterministic is true: write the numbers, '
-            '"devices": "1, 0.5" say, or leave deterministic out'
-        )
+    faults += _device_faults(complete)
     if complete["sequence_parallel"] and complete["tensor_parallel_degree"] == 1:
         faults.append(
             "sequence_parallel is true, but tensor_parallel_degree is 1, so no layer is split: write "
@@ -494,6 +483,24 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
                 for name, fitting in others.items()
                 if complete[name] not in fitting
             ]
+    return faults
+
+
+def _device_faults(complete: Mapping[str, Any]) -> list[str]:
+    """Faults of the speeds of devices."""
+    faults = []
+    if complete["devices"] not in ("alike", "measured"):
+        count = len(complete["devices"].split(","))
+        if count != complete["partitions"] > 1:
+            faults.append(
+                f"devices has {count} numbers ({complete['devices']}) for {complete['partitions']} partitions: "
+                "write one for each"
+            )
+    if complete["deterministic"] and complete["devices"] == "measured":
+        faults.append(
+            'devices is "measured", which follows measured times, but deterministic is true: write the numbers, '
+            '"devices": "1, 0.5" say, or leave deterministic out'
+        )
     return faults
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft import config
 from weft.cli.options import count
-from weft.cli.run import add_settings, script_and_arguments
+from weft.cli.run import add_settings, script_and_arguments, usual_partitions
 from weft.compat import launch_environ
 from weft.compat.modelparallel.container import container_environ, folders
 from weft.errors import ConfigError
@@ -79,7 +79,8 @@ def main(options: argparse.Namespace) -> int:
     environ = {**os.environ, **given, **variables, **asked.to_environ()}
     container = {}
     if options.smdistributed:
-        environ |= launch_environ(environ, options.script, asked.ranks, "cpu")
+        settings = config.resolve(None, environ, asked.ranks)
+        environ |= launch_environ(environ, options.script, usual_partitions(settings, asked.ranks), "cpu")
         container = container_environ(environ, asked.ranks, options.script[1:])
     command = [sys.executable, "-m", "weft.torch.rehearse", *script_and_arguments(options)]
     with folders(container):

@@ -320,12 +320,18 @@ def _compatible(
     added = {"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
     added |= _progress(options)
     if options.smdistributed:
-        shares = settings.sharded_data_parallel_degree > 1
-        left = 1 if shares else max(1, options.ranks // settings.tp_size)
-        told = settings.partitions if settings.partitions > 1 else left
-        added |= launch_environ(environ, options.script, told, options.device)
+        added |= launch_environ(
+            environ, options.script, usual_partitions(settings, options.ranks), options.device
+        )
         added |= {ALLOW_PICKLE: "1"} if options.allow_pickle else {}
     return added
+
+
+def usual_partitions(settings: config.Settings, ranks: int) -> int:
+    """The partitions of a job whose script does not say: all ranks, less those that share weights or sequences."""
+    shares = settings.sharded_data_parallel_degree > 1
+    left = 1 if shares else max(1, ranks // settings.tp_size)
+    return settings.partitions if settings.partitions > 1 else left
 
 
 def _progress(options: argparse.Namespace) -> dict[str, str]:
