@@ -82,11 +82,6 @@ job.model.load_state_dict(weights)
 same(job.model.state_dict(), weights)
 del job
 
-gone = Job(1)
-gone.model.__dict__["itself"] = gone.model  # only the garbage collector frees it
-del gone
-old.train()  # beside a model that is split
-
 job = Job(1)
 job.resume(tag="a")
 other = {name: value + 1 for name, value in weights.items()}
