@@ -324,7 +324,7 @@ def _stages(
                 forward_bytes=size,
                 backward_bytes=size,
                 activation_bytes=saved,
-                weight_bytes=saved // 2,
+                weight_bytes=saved,  # which of these W needs is not known by unit, and it keeps gradients besides
                 transient_bytes=max((unit.transient_bytes for unit in units), default=0),
             )
         )

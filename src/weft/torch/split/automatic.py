@@ -221,7 +221,7 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
                 forward_bytes=size,
                 backward_bytes=size,
                 activation_bytes=saved,
-                weight_bytes=saved // 2,
+                weight_bytes=saved,  # which of these W needs is not known by unit, and it keeps gradients besides
                 transient_bytes=max((unit.transient_bytes for unit in units), default=0),
                 parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
             )
@@ -290,6 +290,19 @@ USUAL = Links.uniform(Link(CROSSING_S / 2, BYTES_PER_S))
 """The speed of messages where nobody has measured it."""
 
 
+def _halved(stage: StageCost) -> StageCost:
+    """The stage with a backward pass in two halves of the same length.
+
+    From I to W the gradients of what its products gave stay, besides what these were given. In a transformer's block
+    (Korthikanti et al., arXiv 2205.05198) they are about half of the activations.
+    """
+    half, grads = stage.backward_s / 2, stage.activation_bytes // 2
+    return replace(
+        stage, input_s=half, weight_s=half, weight_bytes=stage.activation_bytes + grads,
+        transient_bytes=max(stage.transient_bytes, grads),
+    )  # fmt: skip
+
+
 def expected_step(
     settings: Settings, choice: Choice, chosen: Chosen | None, links: Links = USUAL
 ) -> Simulation:
@@ -303,7 +316,7 @@ def expected_step(
         made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
     stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage, settings.speeds).stages
     if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
-        stages = [replace(one, input_s=one.backward_s / 2, weight_s=one.backward_s / 2) for one in stages]
+        stages = [_halved(one) for one in stages]
     if chosen is not None:
         links = chosen.links
         stages = recomputed(stages) if chosen.option.recompute else stages

@@ -69,7 +69,7 @@ def cost_of(record: Record) -> Unit:
         parameter_bytes=0,
         activation_bytes=record.saved_bytes,
         output_bytes=record.output_bytes,
-        transient_bytes=GRADIENTS * record.largest_bytes,
+        transient_bytes=GRADIENTS * record.largest_bytes + record.recomputed_bytes,
         input_ms=record.input_s * 1e3 if measured else None,
         weight_ms=record.weight_s * 1e3 if measured else None,
     )

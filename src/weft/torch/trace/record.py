@@ -42,6 +42,8 @@ class Record:
     saved_bytes: int = 0
     largest_bytes: int = 0
     """Of the tensors that autograd keeps of it, the largest."""
+    recomputed_bytes: int = 0
+    """What an activation checkpoint that ends in it computes again before its backward pass."""
     output_bytes: int = 0
     operations: int = 0
     describable: bool = True

@@ -63,8 +63,10 @@ class GlueWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in TOGGLES and id(args[0]) in self.tracer.own:
             self.tracer.toggled.add(self.tracer.own[id(args[0])])
-        if func in METADATA or self.tracer.going_back:  # an activation checkpoint runs it again
+        if func in METADATA:
             return func(*args, **(kwargs or {}))
+        if self.tracer.going_back:  # an activation checkpoint runs it again
+            return self.tracer.note_recomputed(func(*args, **(kwargs or {})))
         if getattr(func, "__module__", "") == "torch.distributed.distributed_c10d":
             raise UsageError(
                 f"torch.distributed.{func.__name__}() was called inside a weft.step function, where ranks come at "

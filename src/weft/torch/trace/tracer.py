@@ -90,6 +90,8 @@ class Tracer:
         """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
         self.going_back = False
+        self.recomputed, self.recomputed_bytes = SavedMemory(()), 0
+        """What activation checkpoints have computed again since a node of the backward pass ran."""
         self.reached = 0.0
         """The moment up to which the time of the backward pass has been counted."""
         self.leaking: set[str] = set()
@@ -387,6 +389,13 @@ class Tracer:
             self.children_s[0] += took
             self.since += took
 
+    def note_recomputed(self, result: Any) -> Any:
+        """``result``, of an operation in a backward pass: what an activation checkpoint computes again is counted."""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(result):
+                self.recomputed_bytes += self.recomputed.add(tensor)
+        return result
+
     def _set_aside(self, node: Any) -> None:
         """Let a leaf that is none of the model's (an input, a parameter of the loss) begin without a gradient."""
         leaf = leaf_of(node)
@@ -432,3 +441,6 @@ class Tracer:
         record.backward_s += now - self.reached
         record.share(order).backward_s += now - self.reached
         self.reached = now
+        if self.recomputed_bytes:  # for the node that has run now: the last one of the checkpoint's
+            record.recomputed_bytes = max(record.recomputed_bytes, self.recomputed_bytes)
+            self.recomputed, self.recomputed_bytes = SavedMemory(()), 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.torch.backward.weight_gradients import take_weights
@@ -397,3 +398,20 @@ def test_the_largest_tensor_that_is_kept_is_told():
     """Its gradients are there for a moment in the backward pass; see `unit_tree.GRADIENTS`."""
     found = traced(nn.Sequential(nn.Linear(WIDTH, 64 * WIDTH), nn.ReLU(), nn.Linear(64 * WIDTH, WIDTH)))
     assert max(record.largest_bytes for record in found.records.values()) == 4 * 64 * WIDTH * 4
+
+
+def test_what_an_activation_checkpoint_computes_again_counts_for_its_last_module():
+    class Checkpointed(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    plain, again = traced(Chain(2)).records, traced(Checkpointed(2)).records
+    for number in range(2):
+        assert not any(record.recomputed_bytes for record in plain.values())
+        kept = sum(plain[f"blocks.{number}{inner}"].saved_bytes for inner in ("", ".up", ".down"))
+        found = sum(again[f"blocks.{number}{inner}"].recomputed_bytes for inner in ("", ".up", ".down"))
+        assert kept / 2 < found <= 2 * kept, (
+            "its results, where the plain one keeps what goes in and comes out"
+        )
