@@ -127,6 +127,12 @@ class Settings:
     offload_activations: bool = _setting(
         False, Flag(), "keep checkpointed activations in host memory between forward and backward pass"
     )
+    chunked_loss: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        Choice(("auto", "on", "off")),
+        "the logits of a language model's head are computed in chunks where the cross entropy needs them. auto: where "
+        "those of a microbatch would take 256 MiB, see docs/large-models.md#logits",
+    )
     sharded_data_parallel_degree: int = _setting(
         1, Whole(1), "over how many replicas parameters, gradients and optimizer states are sharded (ZeRO-3)"
     )

@@ -23,6 +23,7 @@ from weft.session.step_check import StepCheck
 from weft.session.watching import show_opening
 from weft.torch import watching
 from weft.torch.agreement import follow_first_rank
+from weft.torch.execution.chunked_loss import defer_heads
 from weft.torch.execution.first_rank_inputs import from_first
 from weft.torch.execution.glue import Glue
 from weft.torch.execution.program import Program
@@ -40,6 +41,7 @@ from weft.torch.session.divergence import compare_start, describe_call, describe
 from weft.torch.session.random_streams import mix
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel.samples import with_samples_of_all
+from weft.torch.tensors.deferred_logits import settle, settled
 from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, shares_of, told_of_devices
 from weft.torch.tensors.nested import replace
 from weft.torch.verify import compare
@@ -143,6 +145,9 @@ class Step:
         for model in session.models:
             warn_of_few_samples(session, model, batch)
         with record_preparation(session):
+            for model in session.models:
+                if not model.sharded:
+                    defer_heads(model, session.settings.chunked_loss)
             proof = compare.begin(session, pending, self.function, batch)
             for model in pending:
                 model.cut_tensors()
@@ -160,6 +165,7 @@ class Step:
         else:
             results = self._pipelined(session, batch, proof)
         session.agreement.end_step()
+        settle()
         show_opening(session, batch.microbatches)
         self._ran = True
         for model in session.models:
@@ -242,6 +248,7 @@ class Step:
                         raise UsageError(READS_SHARES) from error
                     raise
                 self.note_training(trains())
+            result = replace(result, settled)
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         return results
 

@@ -108,7 +108,8 @@ def check_known(joined: Session, optimizer: Any, own: Mapping[str, Any]) -> None
     Raises:
         CheckpointError: There are some, and other partitions have others under the same names.
     """
-    unknown = [name for name, each in own.items() if len(each.shape) or "#" in name]
+    paths = [name_of(each) for each in own.values()]  # an optimizer inside another one has a path of its own
+    unknown = [name for name, each in own.items() if len(each.shape) or paths.count(name_of(each)) > 1]
     if unknown and joined.settings.partitions > 1:
         kind = type(optimizer).__name__
         raise CheckpointError(

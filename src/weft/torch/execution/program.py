@@ -32,6 +32,7 @@ from weft.torch.execution.tape import Tape, check_stale
 from weft.torch.execution.value import Alias, PlacedTensors, Value
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, mix, same_states
+from weft.torch.tensors.deferred_logits import settled
 from weft.torch.tensors.description import build
 from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.nested import replace, tensors_in
@@ -416,7 +417,7 @@ class Program:
         if value.owner != self.rank:
             message = self.microbatch.receive(value.owner, key, f"the value that {name} reads")
             return decode(message)
-        result = function(self.local(tensor, value))
+        result = function(settled(self.local(tensor, value)))
         text, payload = encode(result, name)
         self._tell_all(Message(key, payload, text))
         return result

@@ -41,6 +41,7 @@ from weft.torch.execution.replicated import EVERYWHERE, Replicated
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import base_of
 from weft.torch.session.pipeline import Pipeline
+from weft.torch.tensors.deferred_logits import Deferred, settled
 from weft.torch.tensors.shards import gathered, stays_sharded
 from weft.transport.channel import GRADIENT, PASS_BIT, VALUE, VERSION_BIT, Key, Message
 
@@ -152,15 +153,20 @@ class Tape:
 
     def local(self, value: Value, tensor: Tensor) -> Tensor:
         """A value of this rank as a tensor that the current segment may use."""
-        tensor = self.whole(value, tensor)
+        data = value.data(tensor)
+        tensor = data if isinstance(data, Deferred) else self.whole(value, tensor)
         if value.segment is self.current or isinstance(tensor, nn.Parameter) or not goes_back(tensor):
             return tensor
         self.remember(value, tensor)
         return self.enter(value, tensor)
 
     def whole(self, value: Value, tensor: Tensor) -> Tensor:
-        """The data of a value of this rank. A shard that a unit has left, in a cache say, is all-gathered."""
+        """The data of a value of this rank, for others: deferred logits are computed, and a shard that a unit has left,
+        in a cache say, is all-gathered."""
         tensor = value.data(tensor)
+        if isinstance(tensor, Deferred):
+            with self.unseen():
+                value.actual = tensor = settled(tensor)
         if stays_sharded(tensor):
             with self.unseen():
                 value.actual = tensor = gathered(tensor)

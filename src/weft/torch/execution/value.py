@@ -24,6 +24,7 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import LEAF_NODE
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.tensors.cut_weights import refuse_part
+from weft.torch.tensors.deferred_logits import Deferred
 
 FREED = (
     "backward() reaches what an earlier backward pass of this microbatch has gone through, and which was freed then: "
@@ -337,6 +338,8 @@ def span_of(tensor: Tensor) -> tuple[int, int] | None:
 
 def memory_of(tensor: Tensor) -> tuple[torch.device, int] | None:
     """Device and address of a tensor's memory; None if the tensor has none of its own."""
+    if isinstance(tensor, Deferred):
+        tensor = tensor.with_memory()
     if (
         tensor.layout != torch.strided
         or tensor.device.type == "meta"

@@ -182,18 +182,25 @@ def one_by_one(
     ]
 
 
-_in_place_names: dict[Any, bool] = {}
+def _works_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in _IN_PLACE or name == "__set__" or (name.endswith("_") and not name.endswith("__"))
+
+
+_in_place_names: dict[Any, bool] = {
+    func: _works_in_place(func)
+    for home in (torch, torch.nn.functional, Tensor, *Tensor.__mro__[1:-1])
+    for func in vars(home).values()
+    if inspect.isroutine(func)
+}
+"""Known before a compiler looks for them, which follows no such question."""
 
 
 def written(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The tensor that ``func`` writes into, if it works in place; several, if that is one of ``torch._foreach_...``."""
     known = _in_place_names.get(func)
     if known is None:
-        name = getattr(func, "__name__", "")
-        known = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-        if name == "__set__":
-            known = True
-        _in_place_names[func] = known
+        known = _in_place_names[func] = _works_in_place(func)
     if known or kwargs.get("inplace"):
         return args[0] if args else kwargs.get("input")
     out = kwargs.get("out")

@@ -66,7 +66,7 @@ class GlueWatch(TorchFunctionMode):
         if func in METADATA:
             return func(*args, **(kwargs or {}))
         if self.tracer.going_back:  # an activation checkpoint runs it again
-            return self.tracer.note_recomputed(func(*args, **(kwargs or {})))
+            return self.tracer.note_recomputed(func(*args, **(kwargs or {})), args)
         if getattr(func, "__module__", "") == "torch.distributed.distributed_c10d":
             raise UsageError(
                 f"torch.distributed.{func.__name__}() was called inside a weft.step function, where ranks come at "

@@ -90,7 +90,7 @@ class Tracer:
         """The storages that autograd keeps for the backward pass."""
         self.went_backward = False
         self.going_back = False
-        self.recomputed, self.recomputed_bytes = SavedMemory(()), 0
+        self.recomputed_bytes = 0
         """What activation checkpoints have computed again since a node of the backward pass ran."""
         self.reached = 0.0
         """The moment up to which the time of the backward pass has been counted."""
@@ -389,11 +389,12 @@ class Tracer:
             self.children_s[0] += took
             self.since += took
 
-    def note_recomputed(self, result: Any) -> Any:
+    def note_recomputed(self, result: Any, args: Any) -> Any:
         """``result``, of an operation in a backward pass: what an activation checkpoint computes again is counted."""
         if torch.is_grad_enabled():
-            for tensor in tensors_in(result):
-                self.recomputed_bytes += self.recomputed.add(tensor)
+            given = {id(each) for each in args}
+            new = [each for each in tensors_in(result) if not each._is_view() and id(each) not in given]
+            self.recomputed_bytes += sum(each.nbytes for each in new)
         return result
 
     def _set_aside(self, node: Any) -> None:
@@ -443,4 +444,4 @@ class Tracer:
         self.reached = now
         if self.recomputed_bytes:  # for the node that has run now: the last one of the checkpoint's
             record.recomputed_bytes = max(record.recomputed_bytes, self.recomputed_bytes)
-            self.recomputed, self.recomputed_bytes = SavedMemory(()), 0
+            self.recomputed_bytes = 0

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.torch.calls.placeholders import Left
+from weft.torch.tensors.deferred_logits import Deferred
 from weft.torch.tensors.nested import tensors_in
 
 COLUMNS = 8
@@ -82,7 +83,7 @@ def sketch(tensor: Tensor) -> Sketch:
     No torch-function mode of weft's may be on, but for the modes that look for values that are read.
     """
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]
-    plain = tensor.detach()
+    plain = tensor.computed() if isinstance(tensor, Deferred) else tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.values() if plain.is_nested else plain.to_dense()
     if plain.is_complex():
