@@ -112,36 +112,57 @@ class Step:
     def _run(self, session: Session, batch: MiniBatch) -> Any:
         """Runs the step; its result."""
         install()
-        pending = [model for model in session.models if not model.partitioned]
-        if (
-            pending and len(session.models) > 1
-        ):  # the script may have let go of some, which are part of a cycle
-            pending.clear()
-            gc.collect()
-            pending = [model for model in session.models if not model.partitioned]
+        pending = _not_split(session)
+        batch = self._split(session, pending, batch)
+        batch = self._judge_rows(session, pending, batch)
+        batch = self._decide_number(session, batch)
+        batch = self._weigh(session, batch)
+        self._look_at_models(session, batch)
+        proof = self._put_in_place(session, pending, batch)
+        results = self._compute(session, batch, proof)
+        self._conclude(session, batch)
+        return collect(*results)
+
+    def _split(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """The batch, after models that are not split yet are, and before the first step all have the same weights."""
         if pending:
             with record_preparation(session):
-                batch = self._partition(session, pending, batch)
-        elif not session.agreement.begun:
+                return self._partition(session, pending, batch)
+        if not session.agreement.begun:
             follow_first_rank(session, [model for model in session.models if not model.sharded])
+        return batch
+
+    def _judge_rows(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """The batch with rows that the loss joins in one microbatch, where no split of a model has seen to that."""
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
-            batch = self._keep_joined_rows(session, session.models, batch, everybody)
-        elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
-            batch = self._keep_joined_rows(session, session.models, batch, everybody=True)
-        if session.settings.microbatches == "auto" and _may_train(session):
-            from weft.torch.split.accumulation import accumulate  # here: many jobs split nothing
+            return self._keep_joined_rows(session, session.models, batch, everybody)
+        if self.rows.trainer and not pending and not self.rows.like.rows.judged:
+            return self._keep_joined_rows(session, session.models, batch, everybody=True)
+        return batch
 
-            with record_preparation(session):
-                batch = accumulate(session, self.function, batch)
-        if self.weight is not None:
-            batch = self._weighed(session, batch)
+    def _decide_number(self, session: Session, batch: MiniBatch) -> MiniBatch:
+        """The batch in as many microbatches as fit, where that is still to be decided."""
+        if session.settings.microbatches != "auto" or not _may_train(session):
+            return batch
+        from weft.torch.split.accumulation import accumulate  # here: many jobs split nothing
+
+        with record_preparation(session):
+            return accumulate(session, self.function, batch)
+
+    def _look_at_models(self, session: Session, batch: MiniBatch) -> None:
+        """The script's hooks run, and what it has changed in its models since the last step is found."""
         for model in session.models:
             model.run_partition_hooks()
         changes.look(session)
         for model in session.models:
             warn_of_few_samples(session, model, batch)
+
+    def _put_in_place(
+        self, session: Session, pending: list[DistributedModel], batch: MiniBatch
+    ) -> compare.Proof | None:
+        """The proof of the step, if there is one; it has seen the models whole, which hold only their parts now."""
         with record_preparation(session):
             proof = compare.begin(session, pending, self.function, batch)
             for model in pending:
@@ -150,22 +171,28 @@ class Step:
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()
+        return proof
+
+    def _compute(
+        self, session: Session, batch: MiniBatch, proof: compare.Proof | None
+    ) -> tuple[list[Any], list[float]]:
+        """The results of the microbatches, and their weights; gradients are those of all replicas."""
         session.agreement.begin_step()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
-            session.count_step(self._evaluates(session))
-            session.monitor.note("", session.steps)
-            results = self._alone(session, batch), batch.weights()
-            finish_step(session)
+            results = self._alone(session, batch)
         else:
             results = self._pipelined(session, batch, proof)
         session.agreement.end_step()
+        return results
+
+    def _conclude(self, session: Session, batch: MiniBatch) -> None:
+        """The step is told and compared, and the script's hooks run."""
         show_opening(session, batch.microbatches)
         self._ran = True
         for model in session.models:
             model.run_step_hooks()
         compare.end(session)
-        return collect(*results)
 
     def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """Split the models that are not yet; collective over all ranks. The batch with the microbatches that it has."""
@@ -215,9 +242,10 @@ class Step:
             return not torch.is_grad_enabled()
         return self._ran or not any(model.training for model in session.models)
 
-    def _weighed(self, session: Session, batch: MiniBatch) -> MiniBatch:
+    def _weigh(self, session: Session, batch: MiniBatch) -> MiniBatch:
         """The batch with what the step's ``weight`` says; where the first rank's inputs count it says so there."""
-        assert self.weight is not None
+        if self.weight is None:
+            return batch
         if any(not model.averages for model in session.models):
             raise UsageError(
                 "weight= says what microbatches weigh in a mean, but average_grads_across_microbatches=False or a "
@@ -227,8 +255,10 @@ class Step:
             return batch
         return replace_fields(batch, shares=shares_of(self.weight, batch))
 
-    def _alone(self, session: Session, batch: MiniBatch) -> list[Any]:
-        """One partition: plain accumulation over microbatches."""
+    def _alone(self, session: Session, batch: MiniBatch) -> tuple[list[Any], list[float]]:
+        """One partition: plain accumulation over microbatches; their results, and their weights."""
+        session.count_step(self._evaluates(session))
+        session.monitor.note("", session.steps)
         results = []
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
@@ -243,7 +273,8 @@ class Step:
                     raise
                 self.note_training(trains())
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
-        return results
+        finish_step(session)
+        return results, batch.weights()
 
     def _pipelined(
         self, session: Session, batch: MiniBatch, proof: compare.Proof | None
@@ -271,6 +302,13 @@ class Step:
 
             self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
+
+
+def _not_split(session: Session) -> list[DistributedModel]:
+    """The models that are still to be split, without those of several that the script has let go of."""
+    if len(session.models) > 1 and any(not model.partitioned for model in session.models):
+        gc.collect()  # those may be part of a cycle
+    return [model for model in session.models if not model.partitioned]
 
 
 def _may_train(session: Session) -> bool:
