@@ -370,7 +370,7 @@ class StepRun:
 
     def _turns(self) -> list[LockstepOrder]:
         """Those of ranks that take the same turns, and of ranks that split tensors, where they are not the same."""
-        both = (self._executor.turns, self._session.tensor_turns)
+        both = (self._executor.turns, self._session.tensor.turns)
         return [*dict.fromkeys(turns for turns in both if turns is not None)]
 
     def _agreed(self, own: list[Any]) -> list[Any]:
@@ -408,7 +408,9 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                for channel in filter(None, (pipeline.channel, session.tensor, session.gather_channel)):
+                for channel in filter(
+                    None, (pipeline.channel, session.tensor.channel, session.turns.channel)
+                ):
                     channel.abort(session.broken)
             raise
         finally:

@@ -46,8 +46,8 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     shard_group = split(
         root,
         splits,
-        session.weights_group,
-        session.place_in_weights[1],
+        session.tensor.weights_group,
+        session.tensor.places[1],
         degree,
         session.device,
         session.timeout,
@@ -59,7 +59,7 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
 
 def _agree(session: Session, what: str) -> None:
     """In the forward pass of a microbatch, ranks that split tensors do the same next; see ``Turns.agree``."""
-    turns = session.tensor_turns
+    turns = session.tensor.turns
     if in_microbatch() and not in_backward() and turns is not None:
         turns.agree(what)
 
@@ -82,7 +82,7 @@ def cut_over_sequences(
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
     shard_group = cut_sequences(
-        root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
+        root, replace(sequences, regions=mine), session.tensor.sequence_group, session.tensor.places[0], session.device,
         lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
         {unit.name for unit in plan.units},
     )  # fmt: skip
