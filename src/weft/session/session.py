@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,25 +17,18 @@ from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
 from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
+from weft.session.state import Closable, Recorded
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 from weft.watch.progress import Progress
 
 if TYPE_CHECKING:
-    from weft.analysis.run import Unit
     from weft.plan.chosen import Chosen
-    from weft.plan.measured.planned import Planned
     from weft.profiler.recorder import Recorder
 
 JUDGE_S = 5.0
 """A rank that only waits speaks so much later than the one that sees all ranks: that one knows whom to blame."""
-
-
-class Closable(Protocol):
-    """Something that the end of the job closes."""
-
-    def close(self) -> None: ...
 
 
 class Values(Closable, Protocol):
@@ -63,15 +55,8 @@ class Session:
         store: The key-value store of the job, that of the frontend's own library.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
-        clock: Who compares the clock of this host with rank 0's while it is recorded.
-        process: What a recording tells of this process, as the frontend knows it.
-        joined_s: When this process had joined, by `time.perf_counter`.
-        recordings: How many recordings have begun.
-        units: What the models were split into, for recordings.
-        found: What else was found of the run, for recordings.
+        recorded: What each recording of this process tells.
         opening: What the line after the first step says.
-        planned: What is expected of a step, for recordings.
-        forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
         decided: The settings that were left open, by name, and decided here.
         number_reasons: Why there are so many microbatches, if that was decided here.
         last_number: Into how many microbatches the settings before these cut.
@@ -101,15 +86,8 @@ class Session:
     store: Any = None
     executor: Executor | None = None
     recorder: Recorder | None = None
-    clock: Closable | None = None
-    process: Any = None
-    joined_s: float = field(default_factory=time.perf_counter)
-    recordings: int = 0
-    units: list[Unit] = field(default_factory=list)
-    found: dict[str, object] = field(default_factory=dict)
+    recorded: Recorded = field(default_factory=Recorded)
     opening: Opening = field(default_factory=Opening)
-    planned: Planned | None = None
-    forward: tuple[int, float] | None = None
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
     decided: set[str] = field(default_factory=set)

@@ -27,6 +27,7 @@ from weft.schedule.table import KINDS
 from weft.session import current, recording
 from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of
+from weft.session.state import Process
 from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
@@ -92,14 +93,14 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
     atexit.register(_leave)
 
 
-def _process(joined: Session) -> recording.Process:
+def _process(joined: Session) -> Process:
     """The facts of this process for a recording."""
     limit = int(joined.settings.memory_limit * 2**30) or host_bytes(joined.place.local_size)
     versions = {
         "weft": weft.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__,
         "Python": platform.python_version(),
     }  # fmt: skip
-    return recording.Process("cpu", limit, versions, resident_bytes(), observe=observe)
+    return Process("cpu", limit, versions, resident_bytes(), observe=observe)
 
 
 def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -121,7 +121,9 @@ class Step:
             )
         compiled.number, compiled.returned = joined.number_step(), found[0]
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
-            known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
+            known = {
+                unit.name for unit in joined.recorded.units
+            }  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
         self._models |= {id(model): model for model, _, _ in compiled.capture.marks.models}
         used = {private.key_of(handle) for handle in compiled.capture.variables}

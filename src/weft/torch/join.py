@@ -29,6 +29,7 @@ from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
 from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
+from weft.session.state import Process
 from weft.session.travel import Travel
 from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh
@@ -120,7 +121,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     atexit.register(_leave)
 
 
-def _process(session: Session) -> recording.Process:
+def _process(session: Session) -> Process:
     """The facts of this process for a recording."""
     device = session.device
     total = host_bytes(session.place.local_size)
@@ -134,9 +135,7 @@ def _process(session: Session) -> recording.Process:
     cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
     make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
     captures = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
-    return recording.Process(
-        str(device), limit, versions, memory_bytes(session), cpu_s, make_event, captures, observe
-    )
+    return Process(str(device), limit, versions, memory_bytes(session), cpu_s, make_event, captures, observe)
 
 
 def describe_start(settings: Settings) -> dict[str, str]:

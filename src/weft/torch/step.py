@@ -18,7 +18,7 @@ from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
-from weft.session.recording import record_first, record_forward, record_preparation, record_step, tell_base
+from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
 from weft.session.watching import show_opening
 from weft.torch import watching
@@ -200,8 +200,9 @@ class Step:
 
         for model in pending:
             model.move(session.device)
-        if not session.units:
-            tell_base(session, watching.memory_bytes(session) - sum(model.held_bytes() for model in pending))
+        if not session.recorded.units:
+            held = sum(model.held_bytes() for model in pending)
+            session.recorded.note_base(watching.memory_bytes(session) - held)
         name = self.name
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         agree_on_size(session, pending)

@@ -15,7 +15,7 @@ from weft.errors import PeerError, UsageError
 from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
-from weft.session.session import Closable
+from weft.session.state import Closable
 from weft.tensorflow import private
 from weft.transport.channel import Channel
 from weft.transport.groups import GroupPort, default_takes_host_tensors

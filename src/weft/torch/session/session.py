@@ -12,7 +12,7 @@ from weft.runtime.executor import Executor
 from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
-from weft.session.session import Closable
+from weft.session.state import Closable
 from weft.torch.session.device import rings_of
 from weft.torch.session.lockstep import SharedTurns, TensorRanks
 from weft.torch.session.pipeline import Pipeline
