@@ -17,14 +17,13 @@ from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
 from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
-from weft.session.state import Closable, Recorded
+from weft.session.state import Closable, Decisions, Recorded
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
 from weft.watch.progress import Progress
 
 if TYPE_CHECKING:
-    from weft.plan.chosen import Chosen
     from weft.profiler.recorder import Recorder
 
 JUDGE_S = 5.0
@@ -35,12 +34,6 @@ class Values(Closable, Protocol):
     """Where the values go that a script logs."""
 
     def add(self, step: int, values: dict[str, float | str]) -> None: ...
-
-
-class StepWatch(Protocol):
-    """Who is told what each step took."""
-
-    def add(self, session: Any, step_s: float, microbatches: int) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -57,17 +50,13 @@ class Session:
         recorder: This rank's recording, if one is written.
         recorded: What each recording of this process tells.
         opening: What the line after the first step says.
-        decided: The settings that were left open, by name, and decided here.
-        number_reasons: Why there are so many microbatches, if that was decided here.
-        last_number: Into how many microbatches the settings before these cut.
+        decided: What was decided here, as the settings leave it open.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
         tracing: Whether the step only rehearses.
         asked: Whether the script has asked in this rehearsal if it is one.
         first_inputs: Whether only the inputs of the pipeline's first rank count.
         seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
-        chosen: The schedule that the first rank has made, where one was made.
-        watch: Who compares steps with the prediction of `chosen`.
         changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
         waits: What this rank does outside of microbatches, the innermost last.
@@ -90,17 +79,13 @@ class Session:
     opening: Opening = field(default_factory=Opening)
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
-    decided: set[str] = field(default_factory=set)
-    number_reasons: str = ""
-    last_number: int = 1
+    decided: Decisions = field(default_factory=Decisions)
     steps: int = 0
     evaluations: int = 0
     tracing: bool = False
     asked: bool = False
     first_inputs: bool = False
     seed: int = 0
-    chosen: Chosen | None = None
-    watch: StepWatch | None = None
     changes: list[str] = field(default_factory=list)
     broken: str = ""
     waits: list[str] = field(default_factory=list)
@@ -195,30 +180,23 @@ class Session:
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""
         old, self.settings = self.settings, settings
-        if isinstance(old.microbatches, int):
-            self.last_number = old.microbatches
-        self.number_reasons = ""
-        self.decided = {name for name in self.decided if getattr(old, name) == getattr(settings, name)}
-        self.chosen = self.watch = None
+        self.decided.follow_settings(old, settings)
         if self.executor is not None:
             self.executor.wait_timeout_s = wait_timeout_s(settings)
 
     def decide(self, **decided: Any) -> None:
         """Put what was decided in the place of settings that were left open; all else stays."""
         self.settings = replace(self.settings, **decided)
-        self.decided |= decided.keys()
+        self.decided.names |= decided.keys()
 
-    def explain_number(self, reasons: str) -> None:
-        """Remember why there are so many microbatches."""
-        self.number_reasons = reasons
+    def decide_number(self, microbatches: int, reasons: str) -> None:
+        """Cut mini-batches into so many microbatches from now on, for these reasons."""
+        self.decide(microbatches=microbatches)
+        self.decided.number_reasons = reasons
 
     def begin_draws(self, seed: int) -> None:
         """From now on random numbers of microbatches follow from this seed."""
         self.seed = seed
-
-    def use_schedule(self, chosen: Chosen, watch: StepWatch | None = None) -> None:
-        """Run this schedule from now on. ``watch``: who compares steps with its prediction; as before if not given."""
-        self.chosen, self.watch = chosen, watch or self.watch
 
     def use_inputs(self, first: bool) -> None:
         """Say whether only the inputs of the pipeline's first rank count."""

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.config import Settings
+
 if TYPE_CHECKING:
     from weft.analysis.run import Unit
+    from weft.plan.chosen import Chosen
     from weft.plan.measured.planned import Planned
     from weft.profiler.device import Event
 
@@ -17,6 +20,12 @@ class Closable(Protocol):
     """Something that the end of the job closes."""
 
     def close(self) -> None: ...
+
+
+class StepWatch(Protocol):
+    """Who is told what each step took."""
+
+    def add(self, session: Any, step_s: float, microbatches: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -71,3 +80,34 @@ class Recorded:
     def note_base(self, base_bytes: int) -> None:
         """Before its first step this rank has so much in use beside its models: plans count what comes on top."""
         self.process = replace(self.process, base_bytes=max(0, base_bytes))
+
+
+@dataclass
+class Decisions:
+    """Results of this process where the settings leave something open.
+
+    Attributes:
+        names: The settings that were left open, and decided here.
+        number_reasons: Why there are so many microbatches, if that was decided here.
+        last_number: Into how many microbatches the settings before these cut.
+        chosen: The schedule that the first rank has made, where one was made.
+        watch: Who compares steps with the prediction of `chosen`.
+    """
+
+    names: set[str] = field(default_factory=set)
+    number_reasons: str = ""
+    last_number: int = 1
+    chosen: Chosen | None = None
+    watch: StepWatch | None = None
+
+    def use_schedule(self, chosen: Chosen, watch: StepWatch | None = None) -> None:
+        """Run this schedule from now on. ``watch``: who compares its steps with it; as before if not given."""
+        self.chosen, self.watch = chosen, watch or self.watch
+
+    def follow_settings(self, old: Settings, settings: Settings) -> None:
+        """Go on with other settings: schedules are chosen anew, and what the script says now is not decided here."""
+        if isinstance(old.microbatches, int):
+            self.last_number = old.microbatches
+        self.number_reasons = ""
+        self.names = {name for name in self.names if getattr(old, name) == getattr(settings, name)}
+        self.chosen = self.watch = None

@@ -44,7 +44,7 @@ def show_opening(session: Session, microbatches: int) -> None:
 def describe_layout(session: Session, microbatches: int) -> tuple[str, int, list[str]]:
     """The name of the schedule, the number of microbatches, and what else ranks share, in words."""
     settings = session.settings
-    schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name
+    schedule = settings.pipeline if session.decided.chosen is None else session.decided.chosen.schedule.name
     degrees = {
         "{} data-parallel replicas": session.mesh.rdp,
         "parameters sharded over {} replicas": settings.sharded_data_parallel_degree,

@@ -290,12 +290,12 @@ class Step:
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
         finish_step(session)
-        if session.watch is not None:
-            session.watch.add(session, run.took_s, batch.microbatches)
+        if session.decided.watch is not None:
+            session.decided.watch.add(session, run.took_s, batch.microbatches)
         return results, run.batch.weights()
 
     def _order(self, session: Session, microbatches: int) -> Order:
-        settings, chosen = session.settings, session.chosen
+        settings, chosen = session.settings, session.decided.chosen
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
@@ -324,7 +324,7 @@ def _count(session: Session) -> int:
             return 1
         if session.settings.partitions == 1:
             return 1  # until a step trains
-        session.decide(microbatches=session.last_number)  # that of the models
+        session.decide(microbatches=session.decided.last_number)  # that of the models
     return session.settings.microbatch_count
 
 
@@ -442,7 +442,7 @@ class StepRun:
             self._order.splits(index),
         )
         args, kwargs = batch.slice(index)
-        program.checkpointing = session.chosen is not None and session.chosen.option.recompute
+        program.checkpointing = session.decided.chosen is not None and session.decided.chosen.option.recompute
         with self._context.enter(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
             if session.first_inputs:
                 with glue.lifted():
