@@ -31,9 +31,7 @@ def finish_at_the_end(session: Any) -> None:
 
 def leave(session: Session, channels: Sequence[Channel]) -> None:
     """Close all that a session has opened, together with the other ranks. ``channels``: the pipeline's is the first."""
-    for shown in (session.progress, session.values):
-        if shown is not None:
-            shown.close()
+    session.views.close()
     if not session.broken:
         session.monitor.note("wait", session.steps, None, "weft.shutdown")
         for channel in channels:
@@ -42,9 +40,7 @@ def leave(session: Session, channels: Sequence[Channel]) -> None:
     if session.executor is not None:
         session.executor.close()
     recording.stop(session, channels[0] if channels else None)
-    if session.findings is not None:
-        session.findings.close()
-        session.tell_findings(None)
+    session.views.tell_findings(None)
     all_finished = session.monitor.finish()
     for channel in channels:
         channel.close()

@@ -7,33 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
-from weft.report.placement import Opening
 from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
 from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
-from weft.session.state import Closable, Decisions, Recorded
+from weft.session.state import Decisions, Recorded, Views
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
-from weft.watch.progress import Progress
 
 if TYPE_CHECKING:
     from weft.profiler.recorder import Recorder
 
 JUDGE_S = 5.0
 """A rank that only waits speaks so much later than the one that sees all ranks: that one knows whom to blame."""
-
-
-class Values(Closable, Protocol):
-    """Where the values go that a script logs."""
-
-    def add(self, step: int, values: dict[str, float | str]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -49,7 +41,7 @@ class Session:
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
         recorded: What each recording of this process tells.
-        opening: What the line after the first step says.
+        views: Where people see the job while it runs.
         decided: What was decided here, as the settings leave it open.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
@@ -60,9 +52,6 @@ class Session:
         changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
         waits: What this rank does outside of microbatches, the innermost last.
-        progress: The line of progress, on the rank that shows it.
-        values: Where logged values go, on the rank that writes them.
-        findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
         travel: What the framework says of objects that go between ranks.
         rehearsal: What `weft rehearse` was asked, and has found; None in a job that trains.
@@ -76,7 +65,7 @@ class Session:
     executor: Executor | None = None
     recorder: Recorder | None = None
     recorded: Recorded = field(default_factory=Recorded)
-    opening: Opening = field(default_factory=Opening)
+    views: Views = field(default_factory=Views)
     growth: Growth = field(default_factory=Growth)
     huge_pages: HugePages = field(default_factory=HugePages)
     decided: Decisions = field(default_factory=Decisions)
@@ -89,9 +78,6 @@ class Session:
     changes: list[str] = field(default_factory=list)
     broken: str = ""
     waits: list[str] = field(default_factory=list)
-    progress: Progress | None = None
-    values: Values | None = None
-    findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     travel: Travel = Travel()
     rehearsal: Any = None
@@ -219,18 +205,6 @@ class Session:
         """A step has failed: no further one can run."""
         self.broken = f"{type(error).__name__}: {error}"
         self.monitor.locate(error)
-
-    def show_progress(self, progress: Progress | None) -> None:
-        """Show this line of progress from now on."""
-        self.progress = progress
-
-    def log_to(self, values: Values) -> None:
-        """Hand logged values to this place from now on."""
-        self.values = values
-
-    def tell_findings(self, findings: Closable | None) -> None:
-        """Have the script told of findings from now on."""
-        self.findings = findings
 
 
 def wait_timeout_s(settings: Settings) -> float:

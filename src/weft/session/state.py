@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.config import Settings
+from weft.report.placement import Opening
+from weft.watch.progress import Progress
 
 if TYPE_CHECKING:
     from weft.analysis.run import Unit
@@ -20,6 +22,12 @@ class Closable(Protocol):
     """Something that the end of the job closes."""
 
     def close(self) -> None: ...
+
+
+class Values(Closable, Protocol):
+    """Where the values go that a script logs."""
+
+    def add(self, step: int, values: dict[str, float | str]) -> None: ...
 
 
 class StepWatch(Protocol):
@@ -111,3 +119,32 @@ class Decisions:
         self.number_reasons = ""
         self.names = {name for name in self.names if getattr(old, name) == getattr(settings, name)}
         self.chosen = self.watch = None
+
+
+@dataclass
+class Views:
+    """Where people see the job while it runs.
+
+    Attributes:
+        opening: The line after the first step.
+        progress: The line of progress, on the rank that shows it.
+        values: Where logged values go, on the rank that writes them.
+        findings: Who tells the script what the rules find.
+    """
+
+    opening: Opening = field(default_factory=Opening)
+    progress: Progress | None = None
+    values: Values | None = None
+    findings: Closable | None = None
+
+    def close(self) -> None:
+        """No more is shown, or logged; findings are still told."""
+        for each in (self.progress, self.values):
+            if each is not None:
+                each.close()
+
+    def tell_findings(self, findings: Closable | None) -> None:
+        """Have the script told of findings by these from now on; those before have a last look."""
+        if self.findings is not None:
+            self.findings.close()
+        self.findings = findings

@@ -87,7 +87,7 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
     recording.start(joined, recorder, joined.channel, _process(joined))
-    joined.show_progress(open_progress(place.rank, os.environ))
+    joined.views.progress = open_progress(place.rank, os.environ)
     monitor.note("")
     sys.excepthook = functools.partial(_report, sys.excepthook)
     atexit.register(_leave)

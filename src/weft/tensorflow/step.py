@@ -314,7 +314,7 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
                 log.warning("%s", reason)
     if new and compiled.placement is not None:
         names = " and ".join(type(model).__name__ for model in new)
-        joined.opening.add(names, compiled.placement)
+        joined.views.opening.add(names, compiled.placement)
         if joined.rank == 0:
             log.info("Partition assignments of %s:\n%s", names, compiled.placement.tables())
             if compiled.decision.reasons:

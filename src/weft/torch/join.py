@@ -116,7 +116,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
-    session.show_progress(open_progress(place.rank, os.environ))
+    session.views.progress = open_progress(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
 

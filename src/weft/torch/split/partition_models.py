@@ -98,7 +98,7 @@ def partition_models(
         if session.rank == 0:
             placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
             named = type(model.module).__name__
-            session.opening.add(named, placement)
+            session.views.opening.add(named, placement)
             log.info("Partition assignments of %s:\n%s", named, placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)

@@ -77,7 +77,7 @@ def begin(
     if session.pipeline is None or not models:
         return None
     if settings.verify == "off":
-        session.opening.proof = "verify is off"
+        session.views.opening.proof = "verify is off"
         return None
     started = time.perf_counter()
     proof, reason = Proof(session, models), session.unproved
@@ -92,8 +92,10 @@ def begin(
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
-            session.opening.proof = f"step {session.steps + 1} was not compared with one process: {reason}"
-            log.info("verify: %s", session.opening.proof)
+            session.views.opening.proof = (
+                f"step {session.steps + 1} was not compared with one process: {reason}"
+            )
+            log.info("verify: %s", session.views.opening.proof)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
@@ -292,7 +294,7 @@ class Proof:
     def _tell(self, found: Findings) -> None:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
-        self.session.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
+        self.session.views.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
         if found.fault and self.session.asked:
             log.warning(
                 "verify: step %d gives other numbers than one process, perhaps because the script asks "
