@@ -206,7 +206,7 @@ class Step:
         name = self.name
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         agree_on_size(session, pending)
-        session.unproved = compare.reason_against(session, pending)
+        session.proofs.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
         batch = self._keep_joined_rows(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)

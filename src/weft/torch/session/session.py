@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +32,21 @@ class Saves(Closable, Protocol):
         """Wait for the save that goes on, if there is one; its error is raised here."""
 
 
+@dataclass
+class Proofs:
+    """State of the comparisons of steps with one process.
+
+    Attributes:
+        unproved: Why steps are not compared.
+        models: Those that are compared, for ``weft verify``.
+        left: What the last compared step has left in the modules of other ranks.
+    """
+
+    unproved: str = ""
+    models: Sequence[Any] = ()
+    left: Any = None
+
+
 @dataclass(kw_only=True)
 class Session(base.Session):
     """This process's place in the job, for PyTorch.
@@ -48,9 +64,7 @@ class Session(base.Session):
         normalisers: How many SyncBatchNorm modules were made.
         saves: The saves of this process, once there was one.
         went_backward: Whether a step has had a backward pass.
-        unproved: Why steps are not compared with one process.
-        compared: The models that are compared, for ``weft verify``.
-        left: What the last compared step has left in the modules of other ranks.
+        proofs: What the comparison of one step with one process leaves for the next.
         agreement: What this rank has that all must have alike, an ``Agreement``.
     """
 
@@ -66,9 +80,7 @@ class Session(base.Session):
     normalisers: int = 0
     saves: Saves | None = None
     went_backward: bool = False
-    unproved: str = ""
-    compared: Any = ()
-    left: Any = None
+    proofs: Proofs = field(default_factory=Proofs)
     agreement: Any = None
 
     @property

@@ -73,14 +73,14 @@ def begin(
     """
     settings = session.settings
     if settings.verify_report and session.steps < STEPS:
-        models = session.compared = models or session.compared
+        models = session.proofs.models = models or session.proofs.models
     if session.pipeline is None or not models:
         return None
     if settings.verify == "off":
         session.views.opening.proof = "verify is off"
         return None
     started = time.perf_counter()
-    proof, reason = Proof(session, models), session.unproved
+    proof, reason = Proof(session, models), session.proofs.unproved
     if any(model.cut for model in models):
         reason = reason or "weights are cut over ranks, so that no rank holds all of them"
     if not reason:
