@@ -48,7 +48,6 @@ class Session:
         tracing: Whether the step only rehearses.
         asked: Whether the script has asked in this rehearsal if it is one.
         first_inputs: Whether only the inputs of the pipeline's first rank count.
-        seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
         changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
         waits: What this rank does outside of microbatches, the innermost last.
@@ -74,7 +73,6 @@ class Session:
     tracing: bool = False
     asked: bool = False
     first_inputs: bool = False
-    seed: int = 0
     changes: list[str] = field(default_factory=list)
     broken: str = ""
     waits: list[str] = field(default_factory=list)
@@ -179,10 +177,6 @@ class Session:
         """Cut mini-batches into so many microbatches from now on, for these reasons."""
         self.decide(microbatches=microbatches)
         self.decided.number_reasons = reasons
-
-    def begin_draws(self, seed: int) -> None:
-        """From now on random numbers of microbatches follow from this seed."""
-        self.seed = seed
 
     def use_inputs(self, first: bool) -> None:
         """Say whether only the inputs of the pipeline's first rank count."""

@@ -197,7 +197,7 @@ def _connect(session: Session) -> None:
         return peers[peer] if peer >= 0 else others[-1 - peer]
 
     hooks = Hooks(
-        resume=session.draw_for,
+        resume=pipeline.draw_for,
         note=lambda phase, microbatch, peer: monitor.note(
             phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
         ),

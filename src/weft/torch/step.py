@@ -392,7 +392,7 @@ class StepRun:
             session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
             with record_first(session):
                 seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
-            session.begin_draws(seed)
+            pipeline.seed = seed
             self.batch = replace_fields(self.batch, shares=shares)
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
@@ -416,7 +416,7 @@ class StepRun:
             raise
         finally:
             pipeline.logs.clear()
-            session.end_draws(self._states_after if self._drew else self._states_before)
+            pipeline.end_draws(self._states_after if self._drew else self._states_before)
         pipeline.end_step()
         return results
 
@@ -437,7 +437,7 @@ class StepRun:
             self._pipeline,
             microbatch,
             session.steps,
-            session.seed,
+            self._pipeline.seed,
             batch.weight(index),
             self._order.splits(index),
         )
@@ -450,7 +450,7 @@ class StepRun:
             result = self._step.function(*args, **kwargs)
             self._step.note_training(trains())
             with glue.lifted():
-                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(session.seed, index))
+                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(program.seed, index))
                 self._drew |= drawn
                 result = self._returned.deliver(program, result)
         program.close()

@@ -81,9 +81,11 @@ def cut_over_sequences(
     here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
+    pipeline = session.pipeline
+    assert pipeline is not None
     shard_group = cut_sequences(
         root, replace(sequences, regions=mine), session.tensor.sequence_group, session.tensor.places[0], session.device,
-        lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
+        lambda: pipeline.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
         {unit.name for unit in plan.units},
     )  # fmt: skip
     for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):

@@ -11,13 +11,12 @@ import torch.distributed as dist
 
 from weft.runtime.executor import Executor
 from weft.runtime.lockstep import LockstepOrder
-from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
 from weft.session.state import Closable
 from weft.torch.session.device import rings_of
 from weft.torch.session.lockstep import SharedTurns, TensorRanks
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import Streams, mix
+from weft.torch.session.random_streams import Streams
 from weft.transport.channel import Channel, Mailbox
 from weft.transport.groups import default_takes_host_tensors
 from weft.transport.torch_dist import TorchChannel
@@ -60,7 +59,6 @@ class Session(base.Session):
         tensor: The ranks with other parts of the same weights or sequences.
         turns: The turns that replicas take together.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
-        drawing: The microbatch whose random states are the process's now.
         normalisers: How many SyncBatchNorm modules were made.
         saves: The saves of this process, once there was one.
         went_backward: Whether a step has had a backward pass.
@@ -76,7 +74,6 @@ class Session(base.Session):
     tensor: TensorRanks = field(default_factory=TensorRanks)
     turns: SharedTurns = field(default_factory=SharedTurns)
     nccl: bool = False
-    drawing: Microbatch | None = None
     normalisers: int = 0
     saves: Saves | None = None
     went_backward: bool = False
@@ -97,30 +94,6 @@ class Session(base.Session):
     def connect(self, pipeline: Pipeline, executor: Executor) -> None:
         """Run microbatches over this pipeline, by this executor."""
         self.pipeline, self.executor = pipeline, executor
-
-    def draw_for(self, microbatch: Microbatch) -> None:
-        """Bring in a microbatch's own random states, unless they are there still; those of the one before are kept."""
-        streams, before = self.streams, self.drawing
-        if before is microbatch:
-            return
-        own = None if self.pipeline is None else self.pipeline.own
-        if before is not None and not before.done:
-            before.kept = streams.capture()
-        if own and before is not None:
-            before.held = own.take()
-        if own:
-            own.put(own.first if microbatch.held is None else microbatch.held)
-            microbatch.held = None
-        self.drawing = microbatch
-        if microbatch.kept is None:
-            streams.seed(mix(self.seed, microbatch.index))
-        else:
-            streams.restore(microbatch.kept)
-
-    def end_draws(self, states: Any) -> None:
-        """All microbatches have drawn: the process goes on with these random states."""
-        self.drawing = None
-        self.streams.restore(states)
 
     def number_normaliser(self) -> int:
         """A number for a new SyncBatchNorm module, the same on every rank."""

@@ -118,7 +118,8 @@ class Recorded:
         self.inner = call.inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        microbatch = self.proof.session.drawing
+        pipeline = self.proof.session.pipeline
+        microbatch = None if pipeline is None else pipeline.drawing
         if microbatch is None or microbatch.index in self.proof.back:  # a checkpoint runs it again
             return self.inner(*args, **kwargs)
         calls, index = self.proof.calls, microbatch.index
