@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weft.session import recording
 from weft.session.session import Session
 from weft.transport.channel import Channel
 
 
-def finish_saving(session: Any) -> None:
+def finish_saving(session: Session) -> None:
     """Wait for the save of a session that goes on beside the training; its error is raised."""
     if session.saves is not None and session.saves.pending is not None:
         with session.doing("the last save"):
@@ -21,7 +20,7 @@ def finish_saving(session: Any) -> None:
                 raise
 
 
-def finish_at_the_end(session: Any) -> None:
+def finish_at_the_end(session: Session) -> None:
     """The same when the script has ended, so nobody else can make the job fail."""
     try:
         finish_saving(session)

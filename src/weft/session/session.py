@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
-from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
-from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
-from weft.session.state import Decisions, Recorded, Views
+from weft.session.state import Decisions, Recorded, Saves, Views
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
@@ -38,17 +36,17 @@ class Session:
         mesh: Which ranks lie on which axes.
         monitor: Who is told what this rank does, and knows what the others do.
         store: The key-value store of the job, that of the frontend's own library.
+        groups: ``torch.distributed`` groups by the ranks in them.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
         recorded: What each recording of this process tells.
+        saves: The saves of this process, once there was one.
         views: Where people see the job while it runs.
         decided: What was decided here, as the settings leave it open.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
         tracing: Whether the step only rehearses.
         asked: Whether the script has asked in this rehearsal if it is one.
-        first_inputs: Whether only the inputs of the pipeline's first rank count.
-        changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
         waits: What this rank does outside of microbatches, the innermost last.
         known_models: The models that exist, by the order of their making.
@@ -61,19 +59,17 @@ class Session:
     mesh: Mesh
     monitor: Monitor
     store: Any = None
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
     executor: Executor | None = None
     recorder: Recorder | None = None
     recorded: Recorded = field(default_factory=Recorded)
+    saves: Saves | None = None
     views: Views = field(default_factory=Views)
-    growth: Growth = field(default_factory=Growth)
-    huge_pages: HugePages = field(default_factory=HugePages)
     decided: Decisions = field(default_factory=Decisions)
     steps: int = 0
     evaluations: int = 0
     tracing: bool = False
     asked: bool = False
-    first_inputs: bool = False
-    changes: list[str] = field(default_factory=list)
     broken: str = ""
     waits: list[str] = field(default_factory=list)
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
@@ -178,13 +174,9 @@ class Session:
         self.decide(microbatches=microbatches)
         self.decided.number_reasons = reasons
 
-    def use_inputs(self, first: bool) -> None:
-        """Say whether only the inputs of the pipeline's first rank count."""
-        self.first_inputs = first
-
-    def note_changes(self, changes: list[str]) -> None:
-        """Remember what the script has changed in its models, in words."""
-        self.changes += changes
+    def keep_saves(self, saves: Saves) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:

@@ -24,6 +24,15 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Saves(Closable, Protocol):
+    """The saves of this process."""
+
+    pending: Any
+
+    def finish(self) -> Any:
+        """Wait for the save that goes on, if there is one; its error is raised here."""
+
+
 class Values(Closable, Protocol):
     """Where the values go that a script logs."""
 

@@ -54,6 +54,8 @@ READS_SHARES = (
 )
 
 log = logging.getLogger("weft")
+Results = tuple[list[Any], list[float]]
+"""Of the microbatches, and their weights."""
 
 
 class Step:
@@ -173,9 +175,7 @@ class Step:
                 session.huge_pages.look()
         return proof
 
-    def _compute(
-        self, session: Session, batch: MiniBatch, proof: compare.Proof | None
-    ) -> tuple[list[Any], list[float]]:
+    def _compute(self, session: Session, batch: MiniBatch, proof: compare.Proof | None) -> Results:
         """The results of the microbatches, and their weights; gradients are those of all replicas."""
         session.agreement.begin_step()
         begin_step(session, batch.microbatches)
@@ -256,7 +256,7 @@ class Step:
             return batch
         return replace_fields(batch, shares=shares_of(self.weight, batch))
 
-    def _alone(self, session: Session, batch: MiniBatch) -> tuple[list[Any], list[float]]:
+    def _alone(self, session: Session, batch: MiniBatch) -> Results:
         """One partition: plain accumulation over microbatches; their results, and their weights."""
         session.count_step(self._evaluates(session))
         session.monitor.note("", session.steps)
@@ -277,9 +277,7 @@ class Step:
         finish_step(session)
         return results, batch.weights()
 
-    def _pipelined(
-        self, session: Session, batch: MiniBatch, proof: compare.Proof | None
-    ) -> tuple[list[Any], list[float]]:
+    def _pipelined(self, session: Session, batch: MiniBatch, proof: compare.Proof | None) -> Results:
         """The results of the microbatches, and their weights."""
         assert session.pipeline is not None
         session.check_whole()

@@ -335,9 +335,8 @@ def _stages(
 def _rank_of_stage(session: Session) -> Sequence[int]:
     if not session.settings.auto_partition:
         return range(session.settings.partitions)
-    return schedule_for(
-        session.settings, session.decided.chosen, session.settings.microbatch_count
-    ).rank_of_stage
+    settings, chosen = session.settings, session.decided.chosen
+    return schedule_for(settings, chosen, settings.microbatch_count).rank_of_stage
 
 
 def _placed(plan: Plan) -> list[Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
+from weft.runtime.huge_pages import HugePages
 from weft.runtime.lockstep import LockstepOrder
 from weft.session import session as base
-from weft.session.state import Closable
 from weft.torch.session.device import rings_of
 from weft.torch.session.lockstep import SharedTurns, TensorRanks
 from weft.torch.session.pipeline import Pipeline
@@ -20,15 +21,6 @@ from weft.torch.session.random_streams import Streams
 from weft.transport.channel import Channel, Mailbox
 from weft.transport.groups import default_takes_host_tensors
 from weft.transport.torch_dist import TorchChannel
-
-
-class Saves(Closable, Protocol):
-    """The saves of this process."""
-
-    pending: Any
-
-    def finish(self) -> Any:
-        """Wait for the save that goes on, if there is one; its error is raised here."""
 
 
 @dataclass
@@ -52,7 +44,6 @@ class Session(base.Session):
 
     Attributes:
         device: Where this rank's part of the model lies.
-        groups: ``torch.distributed`` groups by the ranks in them.
         streams: The random number generators of this process.
         pipeline: What all microbatches share on this rank; None without a pipeline.
         replicas: The channel to the ranks with the same part of the model, once something needs it.
@@ -60,14 +51,16 @@ class Session(base.Session):
         turns: The turns that replicas take together.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
         normalisers: How many SyncBatchNorm modules were made.
-        saves: The saves of this process, once there was one.
+        first_inputs: Whether only the inputs of the pipeline's first rank count.
+        changes: What the script has changed in its models since they were split, in words.
+        growth: Gives memory of the host back.
+        huge_pages: Joins memory of the host.
         went_backward: Whether a step has had a backward pass.
         proofs: What the comparison of one step with one process leaves for the next.
         agreement: What this rank has that all must have alike, an ``Agreement``.
     """
 
     device: torch.device
-    groups: dict[tuple[int, ...], Any]
     streams: Streams
     pipeline: Pipeline | None = None
     replicas: TorchChannel | None = None
@@ -75,7 +68,10 @@ class Session(base.Session):
     turns: SharedTurns = field(default_factory=SharedTurns)
     nccl: bool = False
     normalisers: int = 0
-    saves: Saves | None = None
+    first_inputs: bool = False
+    changes: list[str] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
+    huge_pages: HugePages = field(default_factory=HugePages)
     went_backward: bool = False
     proofs: Proofs = field(default_factory=Proofs)
     agreement: Any = None
@@ -100,9 +96,9 @@ class Session(base.Session):
         self.normalisers += 1
         return self.normalisers
 
-    def keep_saves(self, saves: Saves) -> None:
-        """Close these saves at the end of the job."""
-        self.saves = saves
+    def use_inputs(self, first: bool) -> None:
+        """Say whether only the inputs of the pipeline's first rank count."""
+        self.first_inputs = first
 
     def group(self, axis: str) -> Any:
         """The ``torch.distributed`` group of this rank along ``axis``; ``None`` for a single process."""

@@ -92,10 +92,9 @@ def begin(
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
-            session.views.opening.proof = (
-                f"step {session.steps + 1} was not compared with one process: {reason}"
-            )
-            log.info("verify: %s", session.views.opening.proof)
+            found = f"step {session.steps + 1} was not compared with one process: {reason}"
+            session.views.opening.proof = found
+            log.info("verify: %s", found)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
