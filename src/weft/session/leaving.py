@@ -30,6 +30,8 @@ def finish_at_the_end(session: Session) -> None:
 
 def leave(session: Session, channels: Sequence[Channel]) -> None:
     """Close all that a session has opened, together with the other ranks. ``channels``: the pipeline's is the first."""
+    if session.saves is not None:
+        session.saves.close()
     session.views.close()
     if not session.broken:
         session.monitor.note("wait", session.steps, None, "weft.shutdown")

@@ -215,8 +215,6 @@ def _leave() -> None:
     finish_at_the_end(leaving)
     current.leave()
     leaving.close()
-    if leaving.saves is not None:
-        leaving.saves.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

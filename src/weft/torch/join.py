@@ -226,8 +226,6 @@ def _leave() -> None:
     finish_at_the_end(leaving)
     current.leave()
     leaving.agreement.close()
-    if leaving.saves is not None:
-        leaving.saves.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

@@ -18,6 +18,7 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.execution.unit_call import attach, unit_call
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
+from weft.torch.session.lockstep import TensorRanks
 from weft.torch.session.pipeline import SharedBuffer
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, cut
@@ -54,14 +55,13 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     )
     if shard_group is not None:
         shard_group.record = partial(record, session, "tensor")
-        shard_group.agree = partial(_agree, session)
+        shard_group.agree = partial(_agree, session.tensor)
 
 
-def _agree(session: Session, what: str) -> None:
+def _agree(ranks: TensorRanks, what: str) -> None:
     """In the forward pass of a microbatch, ranks that split tensors do the same next; see ``Turns.agree``."""
-    turns = session.tensor.turns
-    if in_microbatch() and not in_backward() and turns is not None:
-        turns.agree(what)
+    if in_microbatch() and not in_backward() and ranks.turns is not None:
+        ranks.turns.agree(what)
 
 
 def cut_over_sequences(
@@ -90,7 +90,7 @@ def cut_over_sequences(
     )  # fmt: skip
     for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
         order.record = partial(record, session, "tensor")
-        order.agree = partial(_agree, session)
+        order.agree = partial(_agree, session.tensor)
         order.waits = True
     return shard_group
 
