@@ -455,7 +455,7 @@ def chance_is_the_same_where_tensors_are_whole() -> None:
             torch.testing.assert_close(
                 parameter.detach(), state[name.removeprefix("module.")], rtol=0, atol=0
             )
-        group = current.session().sequence_group if cut else weft.get_tp_process_group()
+        group = current.session().tensor.sequence_group if cut else weft.get_tp_process_group()
         others = [torch.empty_like(parameter) for _ in range(dist.get_world_size(group))]
         dist.all_gather(others, parameter.detach().contiguous(), group=group)
         assert all(torch.equal(others[0], each) for each in others), name

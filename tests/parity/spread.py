@@ -372,7 +372,7 @@ def tokens_in_parts_take_less_memory() -> None:
 
 def shard_group() -> ShardGroup:
     weft.init({"partitions": given.partitions, "microbatches": 1})
-    return ShardGroup.of(current.session().tensor_group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
+    return ShardGroup.of(current.session().tensor.group, weft.tp_rank(), weft.tp_size(), torch.device("cpu"))
 
 
 class Squared(torch.autograd.Function):

@@ -37,9 +37,8 @@ def on_finding(call: Callable[[Finding], object]) -> None:
         )
     if session.rank:
         return
-    if session.findings is not None:
-        session.findings.close()
-    session.tell_findings(Teller(Path(session.settings.record), call))
+    session.views.tell_findings(None)
+    session.views.tell_findings(Teller(Path(session.settings.record), call))
 
 
 class Teller:

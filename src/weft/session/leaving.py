@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from weft.session import recording
 from weft.session.session import Session
 from weft.transport.channel import Channel
 
 
-def finish_saving(session: Any) -> None:
+def finish_saving(session: Session) -> None:
     """Wait for the save of a session that goes on beside the training; its error is raised."""
     if session.saves is not None and session.saves.pending is not None:
         with session.doing("the last save"):
@@ -21,7 +20,7 @@ def finish_saving(session: Any) -> None:
                 raise
 
 
-def finish_at_the_end(session: Any) -> None:
+def finish_at_the_end(session: Session) -> None:
     """The same when the script has ended, so nobody else can make the job fail."""
     try:
         finish_saving(session)
@@ -31,9 +30,9 @@ def finish_at_the_end(session: Any) -> None:
 
 def leave(session: Session, channels: Sequence[Channel]) -> None:
     """Close all that a session has opened, together with the other ranks. ``channels``: the pipeline's is the first."""
-    for shown in (session.progress, session.values):
-        if shown is not None:
-            shown.close()
+    if session.saves is not None:
+        session.saves.close()
+    session.views.close()
     if not session.broken:
         session.monitor.note("wait", session.steps, None, "weft.shutdown")
         for channel in channels:
@@ -42,9 +41,7 @@ def leave(session: Session, channels: Sequence[Channel]) -> None:
     if session.executor is not None:
         session.executor.close()
     recording.stop(session, channels[0] if channels else None)
-    if session.findings is not None:
-        session.findings.close()
-        session.tell_findings(None)
+    session.views.tell_findings(None)
     all_finished = session.monitor.finish()
     for channel in channels:
         channel.close()

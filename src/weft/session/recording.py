@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,13 +16,14 @@ from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.session.session import Session
+from weft.session.state import Process
 from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
 from weft.watch.process import host_name
 
 if TYPE_CHECKING:
     from weft.analysis.run import Unit
     from weft.plan.measured.planned import Planned
-    from weft.profiler.device import Event, Moment
+    from weft.profiler.device import Moment
     from weft.profiler.recorder import Recorder
 
 _log = logging.getLogger("weft")
@@ -30,31 +31,6 @@ UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
 """Messages that are told once for a call, or once for a step: they belong to no microbatch."""
 LEAST_S = 100e-6
 """Seconds; a shorter preparation is not recorded."""
-
-
-@dataclass(frozen=True)
-class Process:
-    """The facts of this process that a recording tells beside what the session knows.
-
-    Attributes:
-        device: Where its part of the model lies.
-        limit_bytes: The most memory that it may have.
-        versions: Of the framework and what it needs.
-        base_bytes: The memory that it has in use beside its models, before its first step.
-        cpu_s: Processor time of whatever runs steps.
-        make_event: Makes an event of the device with timing, where work goes on there after it was handed over.
-        captures: Whether work of the device is captured just now, as a CUDA graph, and does not run.
-        observe: Has more of the framework recorded, and gives what ends that.
-    """
-
-    device: str = "cpu"
-    limit_bytes: int = 0
-    versions: Mapping[str, str] = field(default_factory=dict)
-    base_bytes: int = 0
-    cpu_s: Callable[[], float] = time.process_time
-    make_event: Callable[[], Event] | None = None
-    captures: Callable[[], bool] = lambda: False
-    observe: Callable[[Session], list[Callable[[], None]]] = lambda session: []
 
 
 def open_recorder(settings: Settings, place: Place) -> Recorder | None:
@@ -88,9 +64,10 @@ def start(
     from weft.profiler.host import clocks, pauses, script_lines
     from weft.profiler.host.child import start_sampler
 
-    session.recordings += 1
-    session.clock = clocks.keep(
-        recorder.folder, session.rank, session.store, clock_identity(), session.recordings
+    recorded = session.recorded
+    recorded.recordings += 1
+    recorded.clock = clocks.keep(
+        recorder.folder, session.rank, session.store, clock_identity(), recorded.recordings
     )
     add, ranks = recorder.add, session.peers("pp")
 
@@ -108,14 +85,14 @@ def start(
         session.executor.hooks.record = span
     if channel is not None:
         channel.record, channel.moment = message, recorder.moment
-    session.process = process or session.process or Process()
-    tell(session, session.process)
-    if session.process.make_event is not None:
-        recorder.use_events(session.process.make_event, session.process.captures)
+    process = recorded.process = process or recorded.process
+    tell(session)
+    if process.make_event is not None:
+        recorder.use_events(process.make_event, process.captures)
     recorder.undo = [
         pauses.watch(session),
         script_lines.watch(recorder, session.rank),
-        *session.process.observe(session),
+        *process.observe(session),
     ]
     if session.place.local_rank == 0:
         recorder.undo.append(start_sampler(recorder.folder))
@@ -135,9 +112,9 @@ def change(session: Session, settings: Settings, channel: Channel | None) -> Non
         recorder.detail = parse_detail(settings.record_steps)
 
 
-def tell(session: Session, process: Process) -> None:
+def tell(session: Session) -> None:
     """Write what this rank is, with the units of its models, once they are split."""
-    recorder = session.recorder
+    recorder, recorded, process = session.recorder, session.recorded, session.recorded.process
     if recorder is None:
         return
     from weft.analysis.run import Facts
@@ -147,24 +124,19 @@ def tell(session: Session, process: Process) -> None:
         recorder.book.cpu_s = process.cpu_s
     facts = recorder.facts or Facts(
         session.rank, session.place.world_size, host_name(), os.getpid(), session.position("pp"),
-        session.position("rdp"), process.device, process_start_s(), session.joined_s, process.limit_bytes,
+        session.position("rdp"), process.device, process_start_s(), recorded.joined_s, process.limit_bytes,
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         versions=process.versions,
     )  # fmt: skip
-    given = {**session.found, **asdict(session.settings)}
+    given = {**recorded.found, **asdict(session.settings)}
     recorder.facts = replace(
         facts,
         settings=given,
-        units=tuple(session.units),
-        planned=session.planned,
+        units=tuple(recorded.units),
+        planned=recorded.planned,
         base_bytes=process.base_bytes,
     )
     write_facts(recorder.folder, recorder.facts, recorder.clock)
-
-
-def tell_base(session: Session, base_bytes: int) -> None:
-    """Before its first step this rank has so much in use beside its models: plans count what comes on top."""
-    session.process = replace(session.process or Process(), base_bytes=max(0, base_bytes))
 
 
 def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:
@@ -172,21 +144,21 @@ def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) 
 
     ``measured``: their costs were, here, with a microbatch of this job.
     """
-    session.units += units
+    session.recorded.units += units
     tell_facts(session, measured_costs=measured)
 
 
 def tell_plan(session: Session, planned: Planned | None) -> None:
     """Of a step so much is expected from now on; recordings that begin later tell of it, too."""
-    session.planned = planned
+    session.recorded.planned = planned
     tell_facts(session)
 
 
 def tell_facts(session: Session, **found: object) -> None:
     """Adds facts that a frontend found of the run to the recording, beside its settings: rules read them."""
-    session.found |= found
+    session.recorded.found |= found
     try:
-        tell(session, session.process or Process())
+        tell(session)
     except UsageError as error:  # the recording is the worse for it, the training is not
         _log.warning("the recording does not tell all of the run: %s", error)
 
@@ -195,7 +167,7 @@ def stop(session: Session, channel: Channel | None) -> None:
     """Close the files."""
     recorder, session.recorder = session.recorder, None
     session.monitor.recording = None
-    keeper, session.clock = session.clock, None
+    keeper, session.recorded.clock = session.recorded.clock, None
     if keeper is not None:
         keeper.close()
     for undo in () if recorder is None else recorder.undo:
@@ -209,7 +181,7 @@ def stop(session: Session, channel: Channel | None) -> None:
         recorder.close(ended=not failed)
 
 
-class Recorded(Protocol):
+class Spanned(Protocol):
     """Whose spans are recorded: a session, of which this uses so much."""
 
     recorder: Recorder | None
@@ -217,7 +189,7 @@ class Recorded(Protocol):
 
 
 @contextmanager
-def record(session: Recorded, kind: str, microbatch: int = -1, peer: int = -1) -> Iterator[None]:
+def record(session: Spanned, kind: str, microbatch: int = -1, peer: int = -1) -> Iterator[None]:
     """Inside, time belongs to a span of its own."""
     start_s = time.perf_counter()
     try:
@@ -294,28 +266,28 @@ def record_preparation(session: Session) -> Iterator[None]:
 @contextmanager
 def record_forward(session: Session, microbatch: int) -> Iterator[None]:
     """Inside, a microbatch of a rank without a pipeline: whatever is not its backward pass is its forward pass."""
-    session.forward = (microbatch, time.perf_counter())
+    session.recorded.forward = (microbatch, time.perf_counter())
     try:
         yield
     finally:
         _end_forward(session)
-        session.forward = None
+        session.recorded.forward = None
 
 
 @contextmanager
 def record_backward(session: Session) -> Iterator[None]:
     """Inside, the backward pass of the microbatch that runs, on a rank without a pipeline."""
-    if session.forward is None:
+    if session.recorded.forward is None:
         yield
         return
     _end_forward(session)
-    microbatch = session.forward[0]
+    microbatch = session.recorded.forward[0]
     with record(session, "B", microbatch):
         yield
-    session.forward = (microbatch, time.perf_counter())
+    session.recorded.forward = (microbatch, time.perf_counter())
 
 
 def _end_forward(session: Session) -> None:
-    if session.recorder is not None and session.forward is not None:
-        microbatch, start_s = session.forward
+    if session.recorder is not None and session.recorded.forward is not None:
+        microbatch, start_s = session.recorded.forward
         session.recorder.add("F", session.steps, microbatch, start_s, time.perf_counter())

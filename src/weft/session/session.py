@@ -2,53 +2,28 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weft.config import Settings
 from weft.errors import UsageError
 from weft.launch.discovery import Place
-from weft.report.placement import Opening
-from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
-from weft.runtime.huge_pages import HugePages
 from weft.runtime.microbatch import present
+from weft.session.state import Decisions, Recorded, Saves, Views
 from weft.session.travel import Travel
 from weft.topology.mesh import Mesh
 from weft.watch.monitor import Monitor
-from weft.watch.progress import Progress
 
 if TYPE_CHECKING:
-    from weft.analysis.run import Unit
-    from weft.plan.chosen import Chosen
-    from weft.plan.measured.planned import Planned
     from weft.profiler.recorder import Recorder
 
 JUDGE_S = 5.0
 """A rank that only waits speaks so much later than the one that sees all ranks: that one knows whom to blame."""
-
-
-class Closable(Protocol):
-    """Something that the end of the job closes."""
-
-    def close(self) -> None: ...
-
-
-class Values(Closable, Protocol):
-    """Where the values go that a script logs."""
-
-    def add(self, step: int, values: dict[str, float | str]) -> None: ...
-
-
-class StepWatch(Protocol):
-    """Who is told what each step took."""
-
-    def add(self, session: Any, step_s: float, microbatches: int) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -61,34 +36,19 @@ class Session:
         mesh: Which ranks lie on which axes.
         monitor: Who is told what this rank does, and knows what the others do.
         store: The key-value store of the job, that of the frontend's own library.
+        groups: ``torch.distributed`` groups by the ranks in them.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
-        clock: Who compares the clock of this host with rank 0's while it is recorded.
-        process: What a recording tells of this process, as the frontend knows it.
-        joined_s: When this process had joined, by `time.perf_counter`.
-        recordings: How many recordings have begun.
-        units: What the models were split into, for recordings.
-        found: What else was found of the run, for recordings.
-        opening: What the line after the first step says.
-        planned: What is expected of a step, for recordings.
-        forward: The microbatch of which a forward pass is recorded, and when that began; on ranks without a pipeline.
-        decided: The settings that were left open, by name, and decided here.
-        number_reasons: Why there are so many microbatches, if that was decided here.
-        last_number: Into how many microbatches the settings before these cut.
+        recorded: What each recording of this process tells.
+        saves: The saves of this process, once there was one.
+        views: Where people see the job while it runs.
+        decided: What was decided here, as the settings leave it open.
         steps: How many steps have begun.
         evaluations: How many of them had no backward pass.
         tracing: Whether the step only rehearses.
         asked: Whether the script has asked in this rehearsal if it is one.
-        first_inputs: Whether only the inputs of the pipeline's first rank count.
-        seed: What the random numbers of the present step follow from; the same on all ranks of a pipeline.
-        chosen: The schedule that the first rank has made, where one was made.
-        watch: Who compares steps with the prediction of `chosen`.
-        changes: What the script has changed in its models since they were split, in words.
         broken: Why no further step can run; empty if nothing has failed.
         waits: What this rank does outside of microbatches, the innermost last.
-        progress: The line of progress, on the rank that shows it.
-        values: Where logged values go, on the rank that writes them.
-        findings: Who tells the script what the rules find.
         known_models: The models that exist, by the order of their making.
         travel: What the framework says of objects that go between ranks.
         rehearsal: What `weft rehearse` was asked, and has found; None in a job that trains.
@@ -99,36 +59,19 @@ class Session:
     mesh: Mesh
     monitor: Monitor
     store: Any = None
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
     executor: Executor | None = None
     recorder: Recorder | None = None
-    clock: Closable | None = None
-    process: Any = None
-    joined_s: float = field(default_factory=time.perf_counter)
-    recordings: int = 0
-    units: list[Unit] = field(default_factory=list)
-    found: dict[str, object] = field(default_factory=dict)
-    opening: Opening = field(default_factory=Opening)
-    planned: Planned | None = None
-    forward: tuple[int, float] | None = None
-    growth: Growth = field(default_factory=Growth)
-    huge_pages: HugePages = field(default_factory=HugePages)
-    decided: set[str] = field(default_factory=set)
-    number_reasons: str = ""
-    last_number: int = 1
+    recorded: Recorded = field(default_factory=Recorded)
+    saves: Saves | None = None
+    views: Views = field(default_factory=Views)
+    decided: Decisions = field(default_factory=Decisions)
     steps: int = 0
     evaluations: int = 0
     tracing: bool = False
     asked: bool = False
-    first_inputs: bool = False
-    seed: int = 0
-    chosen: Chosen | None = None
-    watch: StepWatch | None = None
-    changes: list[str] = field(default_factory=list)
     broken: str = ""
     waits: list[str] = field(default_factory=list)
-    progress: Progress | None = None
-    values: Values | None = None
-    findings: Closable | None = None
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     travel: Travel = Travel()
     rehearsal: Any = None
@@ -217,38 +160,23 @@ class Session:
     def use_settings(self, settings: Settings) -> None:
         """Go on with other settings for the same mesh; schedules are chosen anew."""
         old, self.settings = self.settings, settings
-        if isinstance(old.microbatches, int):
-            self.last_number = old.microbatches
-        self.number_reasons = ""
-        self.decided = {name for name in self.decided if getattr(old, name) == getattr(settings, name)}
-        self.chosen = self.watch = None
+        self.decided.follow_settings(old, settings)
         if self.executor is not None:
             self.executor.wait_timeout_s = wait_timeout_s(settings)
 
     def decide(self, **decided: Any) -> None:
         """Put what was decided in the place of settings that were left open; all else stays."""
         self.settings = replace(self.settings, **decided)
-        self.decided |= decided.keys()
+        self.decided.names |= decided.keys()
 
-    def explain_number(self, reasons: str) -> None:
-        """Remember why there are so many microbatches."""
-        self.number_reasons = reasons
+    def decide_number(self, microbatches: int, reasons: str) -> None:
+        """Cut mini-batches into so many microbatches from now on, for these reasons."""
+        self.decide(microbatches=microbatches)
+        self.decided.number_reasons = reasons
 
-    def begin_draws(self, seed: int) -> None:
-        """From now on random numbers of microbatches follow from this seed."""
-        self.seed = seed
-
-    def use_schedule(self, chosen: Chosen, watch: StepWatch | None = None) -> None:
-        """Run this schedule from now on. ``watch``: who compares steps with its prediction; as before if not given."""
-        self.chosen, self.watch = chosen, watch or self.watch
-
-    def use_inputs(self, first: bool) -> None:
-        """Say whether only the inputs of the pipeline's first rank count."""
-        self.first_inputs = first
-
-    def note_changes(self, changes: list[str]) -> None:
-        """Remember what the script has changed in its models, in words."""
-        self.changes += changes
+    def keep_saves(self, saves: Saves) -> None:
+        """Close these saves at the end of the job."""
+        self.saves = saves
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -263,18 +191,6 @@ class Session:
         """A step has failed: no further one can run."""
         self.broken = f"{type(error).__name__}: {error}"
         self.monitor.locate(error)
-
-    def show_progress(self, progress: Progress | None) -> None:
-        """Show this line of progress from now on."""
-        self.progress = progress
-
-    def log_to(self, values: Values) -> None:
-        """Hand logged values to this place from now on."""
-        self.values = values
-
-    def tell_findings(self, findings: Closable | None) -> None:
-        """Have the script told of findings from now on."""
-        self.findings = findings
 
 
 def wait_timeout_s(settings: Settings) -> float:

@@ -31,7 +31,7 @@ def show_opening(session: Session, microbatches: int) -> None:
 
     ``microbatches``: into how many the step was cut.
     """
-    opening = session.opening
+    opening = session.views.opening
     if opening.told:
         return
     opening.told = True
@@ -44,7 +44,7 @@ def show_opening(session: Session, microbatches: int) -> None:
 def describe_layout(session: Session, microbatches: int) -> tuple[str, int, list[str]]:
     """The name of the schedule, the number of microbatches, and what else ranks share, in words."""
     settings = session.settings
-    schedule = settings.pipeline if session.chosen is None else session.chosen.schedule.name
+    schedule = settings.pipeline if session.decided.chosen is None else session.decided.chosen.schedule.name
     degrees = {
         "{} data-parallel replicas": session.mesh.rdp,
         "parameters sharded over {} replicas": settings.sharded_data_parallel_degree,
@@ -68,10 +68,11 @@ def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = Non
         total = len(iterable)
     session = current.session() if current.is_initialized() else None
     if session is not None and session.rank == 0:
-        if session.progress is None and VARIABLE not in os.environ:
-            session.show_progress(on_stderr("terminal" if sys.stderr.isatty() else "plain"))
-        if session.progress is not None:
-            session.progress.begin(total)
+        views = session.views
+        if views.progress is None and VARIABLE not in os.environ:
+            views.progress = on_stderr("terminal" if sys.stderr.isatty() else "plain")
+        if views.progress is not None:
+            views.progress.begin(total)
     return () if iterable is None else _through(session, iterable)
 
 
@@ -87,11 +88,11 @@ def _through(session: Session | None, iterable: Iterable[_Item]) -> Iterator[_It
                     break
             before = None if session is None else session.steps
             yield item
-            if session is not None and session.progress is not None and session.steps == before:
-                session.progress.step()
+            if session is not None and session.views.progress is not None and session.steps == before:
+                session.views.progress.step()
     finally:  # a loop may be left early
-        if session is not None and session.progress is not None:
-            session.progress.close()
+        if session is not None and session.views.progress is not None:
+            session.views.progress.close()
 
 
 class Log:
@@ -144,12 +145,12 @@ def log_values(values: Mapping[str, Any], step: int | None, open_board: Callable
         session.recorder.note(plain)
     if session.rank:
         return
-    if session.values is None:
-        session.log_to(Log(session.settings.log_dir, open_board, session.settings.tensorboard))
-    assert session.values is not None
-    session.values.add(session.steps - session.evaluations if step is None else step, plain)
-    if session.progress is not None:
-        session.progress.note({name: value for name, value in plain.items() if not isinstance(value, str)})
+    views, settings = session.views, session.settings
+    if views.values is None:
+        views.values = Log(settings.log_dir, open_board, settings.tensorboard)
+    views.values.add(session.steps - session.evaluations if step is None else step, plain)
+    if views.progress is not None:
+        views.progress.note({name: value for name, value in plain.items() if not isinstance(value, str)})
 
 
 def plain_value(name: str, value: Any) -> float | str:

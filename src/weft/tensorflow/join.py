@@ -27,6 +27,7 @@ from weft.schedule.table import KINDS
 from weft.session import current, recording
 from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of
+from weft.session.state import Process
 from weft.tensorflow import private
 from weft.tensorflow.clip import watch_clipping
 from weft.tensorflow.optimizers import watch_optimizers
@@ -86,20 +87,20 @@ def init(config: Mapping[str, Any] | None = None, **named: Any) -> None:
         group = joined.group("pp")
         joined.channel = TorchChannel(group, torch.device("cpu"), rings=Rings.connect(group))
     recording.start(joined, recorder, joined.channel, _process(joined))
-    joined.show_progress(open_progress(place.rank, os.environ))
+    joined.views.progress = open_progress(place.rank, os.environ)
     monitor.note("")
     sys.excepthook = functools.partial(_report, sys.excepthook)
     atexit.register(_leave)
 
 
-def _process(joined: Session) -> recording.Process:
+def _process(joined: Session) -> Process:
     """The facts of this process for a recording."""
     limit = int(joined.settings.memory_limit * 2**30) or host_bytes(joined.place.local_size)
     versions = {
         "weft": weft.__version__, "TensorFlow": tf.__version__, "Keras": keras.__version__,
         "Python": platform.python_version(),
     }  # fmt: skip
-    return recording.Process("cpu", limit, versions, resident_bytes(), observe=observe)
+    return Process("cpu", limit, versions, resident_bytes(), observe=observe)
 
 
 def _report(before: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -214,8 +215,6 @@ def _leave() -> None:
     finish_at_the_end(leaving)
     current.leave()
     leaving.close()
-    if leaving.saves is not None:
-        leaving.saves.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

@@ -121,7 +121,9 @@ class Step:
             )
         compiled.number, compiled.returned = joined.number_step(), found[0]
         if any(not model.partitioned for model, _, _ in compiled.capture.marks.models):
-            known = {unit.name for unit in joined.units}  # of models that an earlier step has called, too
+            known = {
+                unit.name for unit in joined.recorded.units
+            }  # of models that an earlier step has called, too
             tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
         self._models |= {id(model): model for model, _, _ in compiled.capture.marks.models}
         used = {private.key_of(handle) for handle in compiled.capture.variables}
@@ -312,7 +314,7 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
                 log.warning("%s", reason)
     if new and compiled.placement is not None:
         names = " and ".join(type(model).__name__ for model in new)
-        joined.opening.add(names, compiled.placement)
+        joined.views.opening.add(names, compiled.placement)
         if joined.rank == 0:
             log.info("Partition assignments of %s:\n%s", names, compiled.placement.tables())
             if compiled.decision.reasons:

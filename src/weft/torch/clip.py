@@ -67,7 +67,7 @@ def shares_parameters(session: Session) -> bool:
 
 def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters that count here, where other ranks that split tensors, or share them, have the same ones."""
-    sequences, weights = session.place_in_weights
+    sequences, weights = session.tensor.places
     if sequences:
         return []  # the first ranks that share sequences have all of them
     others = {"tp"} if weights else set()

@@ -29,6 +29,7 @@ from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
 from weft.session.leaving import finish_at_the_end, finish_saving, leave
 from weft.session.session import JUDGE_S, timeout_of, wait_timeout_s
+from weft.session.state import Process
 from weft.session.travel import Travel
 from weft.terminal_text import keep_log_visible
 from weft.topology.mesh import Mesh
@@ -115,12 +116,12 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
-    session.show_progress(open_progress(place.rank, os.environ))
+    session.views.progress = open_progress(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
 
 
-def _process(session: Session) -> recording.Process:
+def _process(session: Session) -> Process:
     """The facts of this process for a recording."""
     device = session.device
     total = host_bytes(session.place.local_size)
@@ -134,9 +135,7 @@ def _process(session: Session) -> recording.Process:
     cpu_s = session.executor.cpu_s if session.executor is not None else time.thread_time
     make_event = partial(torch.cuda.Event, enable_timing=True) if device.type == "cuda" else None
     captures = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
-    return recording.Process(
-        str(device), limit, versions, memory_bytes(session), cpu_s, make_event, captures, observe
-    )
+    return Process(str(device), limit, versions, memory_bytes(session), cpu_s, make_event, captures, observe)
 
 
 def describe_start(settings: Settings) -> dict[str, str]:
@@ -198,7 +197,7 @@ def _connect(session: Session) -> None:
         return peers[peer] if peer >= 0 else others[-1 - peer]
 
     hooks = Hooks(
-        resume=session.draw_for,
+        resume=pipeline.draw_for,
         note=lambda phase, microbatch, peer: monitor.note(
             phase, session.steps, microbatch, None, None if peer is None else rank_of(peer)
         ),
@@ -227,8 +226,6 @@ def _leave() -> None:
     finish_at_the_end(leaving)
     current.leave()
     leaving.agreement.close()
-    if leaving.saves is not None:
-        leaving.saves.close()
     leave(leaving, leaving.channels)
     atexit.unregister(rendezvous.shutdown)
     rendezvous.shutdown(leaving.monitor)

@@ -18,7 +18,7 @@ from weft.runtime.lockstep import LockstepOrder
 from weft.runtime.microbatch import Microbatch
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
-from weft.session.recording import record_first, record_forward, record_preparation, record_step, tell_base
+from weft.session.recording import record_first, record_forward, record_preparation, record_step
 from weft.session.step_check import StepCheck
 from weft.session.watching import show_opening
 from weft.torch import watching
@@ -56,6 +56,8 @@ READS_SHARES = (
 )
 
 log = logging.getLogger("weft")
+Results = tuple[list[Any], list[float]]
+"""Of the microbatches, and their weights."""
 
 
 class Step:
@@ -114,36 +116,57 @@ class Step:
     def _run(self, session: Session, batch: MiniBatch) -> Any:
         """Runs the step; its result."""
         install()
-        pending = [model for model in session.models if not model.partitioned]
-        if (
-            pending and len(session.models) > 1
-        ):  # the script may have let go of some, which are part of a cycle
-            pending.clear()
-            gc.collect()
-            pending = [model for model in session.models if not model.partitioned]
+        pending = _not_split(session)
+        batch = self._split(session, pending, batch)
+        batch = self._judge_rows(session, pending, batch)
+        batch = self._decide_number(session, batch)
+        batch = self._weigh(session, batch)
+        self._look_at_models(session, batch)
+        proof = self._put_in_place(session, pending, batch)
+        results = self._compute(session, batch, proof)
+        self._conclude(session, batch)
+        return collect(*results)
+
+    def _split(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """The batch, after models that are not split yet are, and before the first step all have the same weights."""
         if pending:
             with record_preparation(session):
-                batch = self._partition(session, pending, batch)
-        elif not session.agreement.begun:
+                return self._partition(session, pending, batch)
+        if not session.agreement.begun:
             follow_first_rank(session, [model for model in session.models if not model.sharded])
+        return batch
+
+    def _judge_rows(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
+        """The batch with rows that the loss joins in one microbatch, where no split of a model has seen to that."""
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
-            batch = self._keep_joined_rows(session, session.models, batch, everybody)
-        elif self.rows.trainer and not pending and not self.rows.like.rows.judged:
-            batch = self._keep_joined_rows(session, session.models, batch, everybody=True)
-        if session.settings.microbatches == "auto" and _may_train(session):
-            from weft.torch.split.accumulation import accumulate  # here: many jobs split nothing
+            return self._keep_joined_rows(session, session.models, batch, everybody)
+        if self.rows.trainer and not pending and not self.rows.like.rows.judged:
+            return self._keep_joined_rows(session, session.models, batch, everybody=True)
+        return batch
 
-            with record_preparation(session):
-                batch = accumulate(session, self.function, batch)
-        if self.weight is not None:
-            batch = self._weighed(session, batch)
+    def _decide_number(self, session: Session, batch: MiniBatch) -> MiniBatch:
+        """The batch in as many microbatches as fit, where that is still to be decided."""
+        if session.settings.microbatches != "auto" or not _may_train(session):
+            return batch
+        from weft.torch.split.accumulation import accumulate  # here: many jobs split nothing
+
+        with record_preparation(session):
+            return accumulate(session, self.function, batch)
+
+    def _look_at_models(self, session: Session, batch: MiniBatch) -> None:
+        """The script's hooks run, and what it has changed in its models since the last step is found."""
         for model in session.models:
             model.run_partition_hooks()
         changes.look(session)
         for model in session.models:
             warn_of_few_samples(session, model, batch)
+
+    def _put_in_place(
+        self, session: Session, pending: list[DistributedModel], batch: MiniBatch
+    ) -> compare.Proof | None:
+        """The proof of the step, if there is one; it has seen the models whole, which hold only their parts now."""
         with record_preparation(session):
             for model in session.models:
                 if not model.sharded:
@@ -155,23 +178,27 @@ class Step:
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()
+        return proof
+
+    def _compute(self, session: Session, batch: MiniBatch, proof: compare.Proof | None) -> Results:
+        """The results of the microbatches, and their weights; gradients are those of all replicas."""
         session.agreement.begin_step()
         begin_step(session, batch.microbatches)
         if session.pipeline is None:
-            session.count_step(self._evaluates(session))
-            session.monitor.note("", session.steps)
-            results = self._alone(session, batch), batch.weights()
-            finish_step(session)
+            results = self._alone(session, batch)
         else:
             results = self._pipelined(session, batch, proof)
         session.agreement.end_step()
+        return results
+
+    def _conclude(self, session: Session, batch: MiniBatch) -> None:
+        """The step is told and compared, and the script's hooks run."""
         settle()
         show_opening(session, batch.microbatches)
         self._ran = True
         for model in session.models:
             model.run_step_hooks()
         compare.end(session)
-        return collect(*results)
 
     def _partition(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """Split the models that are not yet; collective over all ranks. The batch with the microbatches that it has."""
@@ -179,12 +206,13 @@ class Step:
 
         for model in pending:
             model.move(session.device)
-        if not session.units:
-            tell_base(session, watching.memory_bytes(session) - sum(model.held_bytes() for model in pending))
+        if not session.recorded.units:
+            held = sum(model.held_bytes() for model in pending)
+            session.recorded.note_base(watching.memory_bytes(session) - held)
         name = self.name
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         agree_on_size(session, pending)
-        session.unproved = compare.reason_against(session, pending)
+        session.proofs.unproved = compare.reason_against(session, pending)
         follow_first_rank(session, pending)
         batch = self._keep_joined_rows(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)
@@ -221,9 +249,10 @@ class Step:
             return not torch.is_grad_enabled()
         return self._ran or not any(model.training for model in session.models)
 
-    def _weighed(self, session: Session, batch: MiniBatch) -> MiniBatch:
+    def _weigh(self, session: Session, batch: MiniBatch) -> MiniBatch:
         """The batch with what the step's ``weight`` says; where the first rank's inputs count it says so there."""
-        assert self.weight is not None
+        if self.weight is None:
+            return batch
         if any(not model.averages for model in session.models):
             raise UsageError(
                 "weight= says what microbatches weigh in a mean, but average_grads_across_microbatches=False or a "
@@ -233,8 +262,10 @@ class Step:
             return batch
         return replace_fields(batch, shares=shares_of(self.weight, batch))
 
-    def _alone(self, session: Session, batch: MiniBatch) -> list[Any]:
-        """One partition: plain accumulation over microbatches."""
+    def _alone(self, session: Session, batch: MiniBatch) -> Results:
+        """One partition: plain accumulation over microbatches; their results, and their weights."""
+        session.count_step(self._evaluates(session))
+        session.monitor.note("", session.steps)
         results = []
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
@@ -250,11 +281,10 @@ class Step:
                 self.note_training(trains())
             result = replace(result, settled)
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
-        return results
+        finish_step(session)
+        return results, batch.weights()
 
-    def _pipelined(
-        self, session: Session, batch: MiniBatch, proof: compare.Proof | None
-    ) -> tuple[list[Any], list[float]]:
+    def _pipelined(self, session: Session, batch: MiniBatch, proof: compare.Proof | None) -> Results:
         """The results of the microbatches, and their weights."""
         assert session.pipeline is not None
         session.check_whole()
@@ -265,12 +295,12 @@ class Step:
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
         finish_step(session)
-        if session.watch is not None:
-            session.watch.add(session, run.took_s, batch.microbatches)
+        if session.decided.watch is not None:
+            session.decided.watch.add(session, run.took_s, batch.microbatches)
         return results, run.batch.weights()
 
     def _order(self, session: Session, microbatches: int) -> Order:
-        settings, chosen = session.settings, session.chosen
+        settings, chosen = session.settings, session.decided.chosen
         revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
@@ -278,6 +308,13 @@ class Step:
 
             self._orders[key] = order_for(settings, chosen, microbatches, session.position("pp"), revisited)
         return self._orders[key]
+
+
+def _not_split(session: Session) -> list[DistributedModel]:
+    """The models that are still to be split, without those of several that the script has let go of."""
+    if len(session.models) > 1 and any(not model.partitioned for model in session.models):
+        gc.collect()  # those may be part of a cycle
+    return [model for model in session.models if not model.partitioned]
 
 
 def _may_train(session: Session) -> bool:
@@ -292,7 +329,7 @@ def _count(session: Session) -> int:
             return 1
         if session.settings.partitions == 1:
             return 1  # until a step trains
-        session.decide(microbatches=session.last_number)  # that of the models
+        session.decide(microbatches=session.decided.last_number)  # that of the models
     return session.settings.microbatch_count
 
 
@@ -339,7 +376,7 @@ class StepRun:
 
     def _turns(self) -> list[LockstepOrder]:
         """Those of ranks that take the same turns, and of ranks that split tensors, where they are not the same."""
-        both = (self._executor.turns, self._session.tensor_turns)
+        both = (self._executor.turns, self._session.tensor.turns)
         return [*dict.fromkeys(turns for turns in both if turns is not None)]
 
     def _agreed(self, own: list[Any]) -> list[Any]:
@@ -360,7 +397,7 @@ class StepRun:
             session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
             with record_first(session):
                 seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
-            session.begin_draws(seed)
+            pipeline.seed = seed
             self.batch = replace_fields(self.batch, shares=shares)
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
@@ -377,12 +414,14 @@ class StepRun:
         except BaseException as error:
             session.break_off(error)
             if not isinstance(error, PeerError):
-                for channel in filter(None, (pipeline.channel, session.tensor, session.gather_channel)):
+                for channel in filter(
+                    None, (pipeline.channel, session.tensor.channel, session.turns.channel)
+                ):
                     channel.abort(session.broken)
             raise
         finally:
             pipeline.logs.clear()
-            session.end_draws(self._states_after if self._drew else self._states_before)
+            pipeline.end_draws(self._states_after if self._drew else self._states_before)
         pipeline.end_step()
         return results
 
@@ -403,12 +442,12 @@ class StepRun:
             self._pipeline,
             microbatch,
             session.steps,
-            session.seed,
+            self._pipeline.seed,
             batch.weight(index),
             self._order.splits(index),
         )
         args, kwargs = batch.slice(index)
-        program.checkpointing = session.chosen is not None and session.chosen.option.recompute
+        program.checkpointing = session.decided.chosen is not None and session.decided.chosen.option.recompute
         with self._context.enter(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
             if session.first_inputs:
                 with glue.lifted():
@@ -416,7 +455,7 @@ class StepRun:
             result = self._step.function(*args, **kwargs)
             self._step.note_training(trains())
             with glue.lifted():
-                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(session.seed, index))
+                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(program.seed, index))
                 self._drew |= drawn
                 result = self._returned.deliver(program, result)
         program.close()

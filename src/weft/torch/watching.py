@@ -22,8 +22,8 @@ def after_step(session: Session, samples: int | None, results: Any) -> None:
     """Show how a step of training was: each rank to the others, the first one to people."""
     if session.executor is not None:
         session.monitor.measure(_idle(session.executor.spans), memory_bytes(session))
-    if session.progress is not None:
-        session.progress.step(
+    if session.views.progress is not None:
+        session.views.progress.step(
             (samples or 0) * session.mesh.rdp, lambda: _ranks(session), lambda: _loss(results)
         )
 

@@ -14,6 +14,7 @@ from weft.errors import UsageError
 from weft.profiler.reading import read_recording, read_run
 from weft.profiler.recorder import Recorder
 from weft.session import recording
+from weft.session.state import Recorded
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,9 @@ def test_units_that_cannot_be_told_do_not_end_the_training(monkeypatch, caplog):
         raise UsageError("rank0.facts.json cannot be written: No space left on device")
 
     monkeypatch.setattr(recording, "tell", fails)
-    session = SimpleNamespace(units=[], found={}, process=recording.Process())
+    session = SimpleNamespace(recorded=Recorded())
     recording.tell_units(session, ["a unit"])
-    assert session.units == ["a unit"]
+    assert session.recorded.units == ["a unit"]
     (line,) = caplog.messages
     assert line.startswith("the recording does not tell all of the run: rank0.facts.json cannot be written")
 

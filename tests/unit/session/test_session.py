@@ -89,10 +89,10 @@ def test_other_settings_forget_the_schedule() -> None:
     session, _ = make()
     chosen: Any = object()
     watch: Any = object()
-    session.use_schedule(chosen, watch)
-    session.use_schedule(chosen)
-    assert session.watch is watch, "a schedule that takes over is still watched"
+    session.decided.use_schedule(chosen, watch)
+    session.decided.use_schedule(chosen)
+    assert session.decided.watch is watch, "a schedule that takes over is still watched"
     session.executor = executor = SimpleNamespace(wait_timeout_s=0.0)  # type: ignore[assignment]
     session.use_settings(Settings(partitions=2, wait_timeout=9.0))
-    assert session.chosen is None and session.watch is None
+    assert session.decided.chosen is None and session.decided.watch is None
     assert executor.wait_timeout_s == 9.0 + JUDGE_S

@@ -89,7 +89,7 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
             self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
         if "training_step" not in vars(self):
             made = _Steps(self)
-            session().progress = None  # the Trainer has its own
+            session().views.progress = None  # the Trainer has its own
             self.training_step, self.prediction_step = made.train, made.predict
         if makes_optimizer and training and not isinstance(self.optimizer, DistributedOptimizer):
             self.create_optimizer()

@@ -163,9 +163,9 @@ class Messages:
             session.channel.mailbox.discard(session.steps)
         if session.recorder is not None:
             session.recorder.end_step(self._samples, peak_bytes())
-        if session.progress is not None:
+        if session.views.progress is not None:
             samples = self._samples * session.mesh.rdp
-            session.progress.step(samples, lambda: Ranks((), resident_bytes()))
+            session.views.progress.step(samples, lambda: Ranks((), resident_bytes()))
         session.monitor.note("", session.steps)
         show_opening(session, self._batch.microbatches)
         if session.settings.verify_report and session.channel is not None and session.steps >= VERIFIED:

@@ -15,7 +15,7 @@ from weft.errors import PeerError, UsageError
 from weft.session import current
 from weft.session import session as base
 from weft.session.collectives import Alone, BytesPort
-from weft.session.session import Closable
+from weft.session.state import Closable
 from weft.tensorflow import private
 from weft.transport.channel import Channel
 from weft.transport.groups import GroupPort, default_takes_host_tensors
@@ -26,16 +26,13 @@ class Session(base.Session):
     """This process's place in the job, for TensorFlow.
 
     Attributes:
-        groups: ``torch.distributed`` groups by the ranks in them.
         channel: Between the ranks of the pipeline; None without one.
         compiled: How many steps were traced.
         failure: The error that ended the step, where it was raised inside of a graph.
         after_partition: What the script wants to be called when a model has been split.
         kept: What rooms have opened for this job, by names of their own; closed at its end.
-        saves: The saves of this process, once there was one.
     """
 
-    groups: dict[tuple[int, ...], Any]
     channel: Channel | None = None
     compiled: int = 0
     failure: BaseException | None = None
@@ -47,16 +44,10 @@ class Session(base.Session):
         """Where messages arrive."""
         return torch.device("cpu")
 
-    saves: Closable | None = None
-
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
         return [self.channel] if self.channel is not None else []
-
-    def keep_saves(self, saves: Closable) -> None:
-        """Close these saves at the end of the job."""
-        self.saves = saves
 
     @contextmanager
     def failing(self) -> Iterator[None]:

@@ -111,8 +111,8 @@ class Proof:
             self.waits = self._running = False
             self._report({"step": session.steps, "reason": found})
             if self._own == 0:
-                session.opening.proof = f"{self._title} was not compared with one process: {found}"
-                log.info("verify: %s", session.opening.proof)
+                session.views.opening.proof = f"{self._title} was not compared with one process: {found}"
+                log.info("verify: %s", session.views.opening.proof)
 
     # --- when the step is traced ----------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Proof:
         log.info("verify: %s gives %s; this took %.2f s", self._title, text, self._spent_s)
         compared = tensors or one.gradients or one.variables
         verdict = "equals one process" if compared else "has nothing to compare with one process"
-        self._session.opening.proof = f"{self._title} {verdict} ({self._spent_s:.2f} s)"
+        self._session.views.opening.proof = f"{self._title} {verdict} ({self._spent_s:.2f} s)"
 
     def _report(self, row: dict[str, Any]) -> None:
         """Write a line for ``weft verify``."""

@@ -18,6 +18,7 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.execution.unit_call import attach, unit_call
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
+from weft.torch.session.lockstep import TensorRanks
 from weft.torch.session.pipeline import SharedBuffer
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, cut
@@ -46,22 +47,21 @@ def cut_weights(root: nn.Module, plan: Plan, owners: Mapping[str, int], session:
     shard_group = split(
         root,
         splits,
-        session.weights_group,
-        session.place_in_weights[1],
+        session.tensor.weights_group,
+        session.tensor.places[1],
         degree,
         session.device,
         session.timeout,
     )
     if shard_group is not None:
         shard_group.record = partial(record, session, "tensor")
-        shard_group.agree = partial(_agree, session)
+        shard_group.agree = partial(_agree, session.tensor)
 
 
-def _agree(session: Session, what: str) -> None:
+def _agree(ranks: TensorRanks, what: str) -> None:
     """In the forward pass of a microbatch, ranks that split tensors do the same next; see ``Turns.agree``."""
-    turns = session.tensor_turns
-    if in_microbatch() and not in_backward() and turns is not None:
-        turns.agree(what)
+    if in_microbatch() and not in_backward() and ranks.turns is not None:
+        ranks.turns.agree(what)
 
 
 def cut_over_sequences(
@@ -81,14 +81,16 @@ def cut_over_sequences(
     here = {name for name, _ in root.named_parameters(remove_duplicate=False) if owners.get(name, own) == own}
     mine = {n: dim for n, dim in sequences.regions.items() if any(is_below(name, n) for name in here)}
     degree, ranks = session.settings.tensor_parallel_degree, torch.tensor(session.peers("tp"))
+    pipeline = session.pipeline
+    assert pipeline is not None
     shard_group = cut_sequences(
-        root, replace(sequences, regions=mine), session.sequence_group, session.place_in_weights[0], session.device,
-        lambda: session.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
+        root, replace(sequences, regions=mine), session.tensor.sequence_group, session.tensor.places[0], session.device,
+        lambda: pipeline.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
         {unit.name for unit in plan.units},
     )  # fmt: skip
     for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
         order.record = partial(record, session, "tensor")
-        order.agree = partial(_agree, session)
+        order.agree = partial(_agree, session.tensor)
         order.waits = True
     return shard_group
 

@@ -223,4 +223,4 @@ def _relearn(session: Session, model: Any, outline: Outline) -> None:
     for name in names:
         call = unit_call(outline.names[name])
         call.serial = call.pipeline.next_serial()
-    session.note_changes(outline.list_altered())
+    session.changes += outline.list_altered()

@@ -243,7 +243,7 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
 
 def _step(session: Session, machines: Machines, stages: Sequence[StageCost]) -> Simulation:
     """A step by the schedule of the settings, or the one that was chosen."""
-    settings, chosen = session.settings, session.chosen
+    settings, chosen = session.settings, session.decided.chosen
     if chosen is not None and chosen.option.recompute:
         stages = recomputed(stages)
     if settings.auto_partition:
@@ -335,7 +335,8 @@ def _stages(
 def _rank_of_stage(session: Session) -> Sequence[int]:
     if not session.settings.auto_partition:
         return range(session.settings.partitions)
-    return schedule_for(session.settings, session.chosen, session.settings.microbatch_count).rank_of_stage
+    settings, chosen = session.settings, session.decided.chosen
+    return schedule_for(settings, chosen, settings.microbatch_count).rank_of_stage
 
 
 def _placed(plan: Plan) -> list[Any]:

@@ -97,7 +97,7 @@ class Rehearsal:
         for model in session.models:
             plan = make_plan(session, model, function, batch, self.link, counted)
             if plan.chosen is not None:
-                session.use_schedule(Chosen.from_record(plan.chosen))
+                session.decided.use_schedule(Chosen.from_record(plan.chosen))
             model.plan, model.owners = plan, plan.owners(model.module)
             if session.settings.optimize == "auto" and plan.optimize:
                 session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)

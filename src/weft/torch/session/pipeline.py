@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
+from weft.runtime.microbatch import Microbatch
 from weft.torch.calls.attributes import Own
 from weft.torch.calls.call_signature import Spec
 from weft.torch.pytorch.private import version
-from weft.torch.session.random_streams import Streams
+from weft.torch.session.random_streams import Streams, mix
 from weft.transport.channel import Channel
 
 
@@ -69,6 +70,9 @@ class Pipeline:
     Attributes:
         rank: Which partition this rank runs.
         size: How many partitions there are.
+        streams: The random number generators of this process.
+        seed: What the random numbers of the present step follow from; the same on all ranks.
+        drawing: The microbatch whose random states are the process's now.
         specs: What is known of calls, by signature.
         told: The signatures that this rank has told the others.
         own: The attributes of modules that each microbatch has for itself.
@@ -93,6 +97,8 @@ class Pipeline:
     device: torch.device
     channel: Channel
     streams: Streams
+    seed: int = 0
+    drawing: Microbatch | None = None
     specs: dict[Any, Spec] = field(default_factory=dict)
     told: set[Any] = field(default_factory=set)
     own: Own = field(default_factory=Own)
@@ -132,6 +138,29 @@ class Pipeline:
         self.own.end()
         for buffer in self.buffers.values():
             buffer.end()
+
+    def draw_for(self, microbatch: Microbatch) -> None:
+        """Bring in a microbatch's own random states, unless they are there still; those of the one before are kept."""
+        streams, own, before = self.streams, self.own, self.drawing
+        if before is microbatch:
+            return
+        if before is not None and not before.done:
+            before.kept = streams.capture()
+        if own and before is not None:
+            before.held = own.take()
+        if own:
+            own.put(own.first if microbatch.held is None else microbatch.held)
+            microbatch.held = None
+        self.drawing = microbatch
+        if microbatch.kept is None:
+            streams.seed(mix(self.seed, microbatch.index))
+        else:
+            streams.restore(microbatch.kept)
+
+    def end_draws(self, states: Any) -> None:
+        """All microbatches have drawn: the process goes on with these random states."""
+        self.drawing = None
+        self.streams.restore(states)
 
     def forget_old_calls(self) -> None:
         """Where too many signatures are known at the end of a step, keep those of this step only.

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from weft.runtime.allocator import Growth
 from weft.runtime.executor import Executor
+from weft.runtime.huge_pages import HugePages
 from weft.runtime.lockstep import LockstepOrder
-from weft.runtime.microbatch import Microbatch
 from weft.session import session as base
-from weft.session.session import Closable
 from weft.torch.session.device import rings_of
+from weft.torch.session.lockstep import SharedTurns, TensorRanks
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import Streams, mix
+from weft.torch.session.random_streams import Streams
 from weft.transport.channel import Channel, Mailbox
 from weft.transport.groups import default_takes_host_tensors
 from weft.transport.torch_dist import TorchChannel
 
 
-class Saves(Closable, Protocol):
-    """The saves of this process."""
+@dataclass
+class Proofs:
+    """State of the comparisons of steps with one process.
 
-    pending: Any
+    Attributes:
+        unproved: Why steps are not compared.
+        models: Those that are compared, for ``weft verify``.
+        left: What the last compared step has left in the modules of other ranks.
+    """
 
-    def finish(self) -> Any:
-        """Wait for the save that goes on, if there is one; its error is raised here."""
+    unproved: str = ""
+    models: Sequence[Any] = ()
+    left: Any = None
 
 
 @dataclass(kw_only=True)
@@ -36,48 +44,36 @@ class Session(base.Session):
 
     Attributes:
         device: Where this rank's part of the model lies.
-        groups: ``torch.distributed`` groups by the ranks in them.
         streams: The random number generators of this process.
         pipeline: What all microbatches share on this rank; None without a pipeline.
         replicas: The channel to the ranks with the same part of the model, once something needs it.
-        tensor: The channel to the ranks with other parts of the same weights; None where weights are whole.
-        tensor_group: The group of the ranks of axis ``tp``, for what they add up in a step.
-        weights_group: The group of those of them that split weights.
-        sequence_group: The group of those of them that share sequences, and have the same parts of weights.
-        tensor_turns: The turns of these ranks.
-        gather_channel: The channel between ranks that gather each other's parameters in a step, for their turns.
-        turn_takers: How many replicas take the same turns.
+        tensor: The ranks with other parts of the same weights or sequences.
+        turns: The turns that replicas take together.
         nccl: Whether ranks have GPUs of their own, and NCCL is there.
-        drawing: The microbatch whose random states are the process's now.
         normalisers: How many SyncBatchNorm modules were made.
-        saves: The saves of this process, once there was one.
+        first_inputs: Whether only the inputs of the pipeline's first rank count.
+        changes: What the script has changed in its models since they were split, in words.
+        growth: Gives memory of the host back.
+        huge_pages: Joins memory of the host.
         went_backward: Whether a step has had a backward pass.
-        unproved: Why steps are not compared with one process.
-        compared: The models that are compared, for ``weft verify``.
-        left: What the last compared step has left in the modules of other ranks.
+        proofs: What the comparison of one step with one process leaves for the next.
         agreement: What this rank has that all must have alike, an ``Agreement``.
     """
 
     device: torch.device
-    groups: dict[tuple[int, ...], Any]
     streams: Streams
     pipeline: Pipeline | None = None
     replicas: TorchChannel | None = None
-    tensor: TorchChannel | None = None
-    tensor_group: Any = None
-    weights_group: Any = None
-    sequence_group: Any = None
-    tensor_turns: LockstepOrder | None = None
-    gather_channel: TorchChannel | None = None
-    turn_takers: int = 1
+    tensor: TensorRanks = field(default_factory=TensorRanks)
+    turns: SharedTurns = field(default_factory=SharedTurns)
     nccl: bool = False
-    drawing: Microbatch | None = None
     normalisers: int = 0
-    saves: Saves | None = None
+    first_inputs: bool = False
+    changes: list[str] = field(default_factory=list)
+    growth: Growth = field(default_factory=Growth)
+    huge_pages: HugePages = field(default_factory=HugePages)
     went_backward: bool = False
-    unproved: str = ""
-    compared: Any = ()
-    left: Any = None
+    proofs: Proofs = field(default_factory=Proofs)
     agreement: Any = None
 
     @property
@@ -88,48 +84,21 @@ class Session(base.Session):
     @property
     def channels(self) -> list[Channel]:
         """All channels of this rank."""
-        return [
-            each
-            for each in (self.channel, self.replicas, self.tensor, self.gather_channel)
-            if each is not None
-        ]
+        found = (self.channel, self.replicas, self.tensor.channel, self.turns.channel)
+        return [each for each in found if each is not None]
 
     def connect(self, pipeline: Pipeline, executor: Executor) -> None:
         """Run microbatches over this pipeline, by this executor."""
         self.pipeline, self.executor = pipeline, executor
-
-    def draw_for(self, microbatch: Microbatch) -> None:
-        """Bring in a microbatch's own random states, unless they are there still; those of the one before are kept."""
-        streams, before = self.streams, self.drawing
-        if before is microbatch:
-            return
-        own = None if self.pipeline is None else self.pipeline.own
-        if before is not None and not before.done:
-            before.kept = streams.capture()
-        if own and before is not None:
-            before.held = own.take()
-        if own:
-            own.put(own.first if microbatch.held is None else microbatch.held)
-            microbatch.held = None
-        self.drawing = microbatch
-        if microbatch.kept is None:
-            streams.seed(mix(self.seed, microbatch.index))
-        else:
-            streams.restore(microbatch.kept)
-
-    def end_draws(self, states: Any) -> None:
-        """All microbatches have drawn: the process goes on with these random states."""
-        self.drawing = None
-        self.streams.restore(states)
 
     def number_normaliser(self) -> int:
         """A number for a new SyncBatchNorm module, the same on every rank."""
         self.normalisers += 1
         return self.normalisers
 
-    def keep_saves(self, saves: Saves) -> None:
-        """Close these saves at the end of the job."""
-        self.saves = saves
+    def use_inputs(self, first: bool) -> None:
+        """Say whether only the inputs of the pipeline's first rank count."""
+        self.first_inputs = first
 
     def group(self, axis: str) -> Any:
         """The ``torch.distributed`` group of this rank along ``axis``; ``None`` for a single process."""
@@ -150,43 +119,14 @@ class Session(base.Session):
         return "dp" if self.settings.inputs == "per_rank" else "rdp"
 
     def connect_tensor(self, mailbox: Mailbox) -> LockstepOrder | None:
-        """A channel and a group between the ranks that split weights; their turns. Every rank calls this."""
-        if self.mesh.tp == 1:
-            return None
-        backend = "nccl" if self.nccl else "gloo"
-        device = self.device if self.nccl else None
-        with self.doing("the ranks that split tensors"):
-            for ranks in self.mesh.groups("tp"):
-                beside = dist.new_group(ranks, self.timeout, "gloo")
-                group = dist.new_group(ranks, self.timeout, backend, device_id=device)
-                if ranks == self.peers("tp"):
-                    mine, self.tensor_group = beside, group
-                    self.weights_group = self.sequence_group = group
-            if 1 < self.settings.tensor_parallel_degree < self.mesh.tp:
-                self._connect_both(backend, device)
-            rings = rings_of(mine, self.device)
-        replicas, here = self.mesh.rdp, self.position("tp")
-        self.tensor = TorchChannel(mine, self.device, mailbox=mailbox, rings=rings, after=replicas)
-        peers = [peer for peer in range(self.mesh.tp) if peer != here]
-        self.tensor_turns = LockstepOrder(self.tensor, peers, here == 0, -1 - replicas, same_samples=True)
-        return self.tensor_turns
-
-    def _connect_both(self, backend: str, device: torch.device | None) -> None:
-        """Groups of the ranks that split weights, and of those that share sequences; every rank calls this."""
-        split = self.settings.tensor_parallel_degree
-        for ranks in self.mesh.groups("tp"):
-            rows = [ranks[first : first + split] for first in range(0, len(ranks), split)]
-            for number, each in enumerate([*rows, *(ranks[place::split] for place in range(split))]):
-                group = dist.new_group(each, self.timeout, backend, device_id=device)
-                if self.rank in each and number < len(rows):
-                    self.weights_group = group
-                elif self.rank in each:
-                    self.sequence_group = group
-
-    @property
-    def place_in_weights(self) -> tuple[int, int]:
-        """The place of this rank among those that share sequences, and among those that split weights."""
-        return divmod(self.position("tp"), self.settings.tensor_parallel_degree)
+        """The turns of the ranks that split tensors, which are connected from now on. Every rank calls this."""
+        if self.mesh.tp > 1:
+            split = self.settings.tensor_parallel_degree
+            with self.doing("the ranks that split tensors"):
+                self.tensor = TensorRanks.connect(
+                    self.mesh, self.rank, split, mailbox, self.device, self.timeout, self.nccl
+                )
+        return self.tensor.turns
 
     def share_turns(self, degree: int) -> None:
         """From now on every ``degree`` replicas, and the ranks that split tensors with them, take the same turns.
@@ -194,26 +134,17 @@ class Session(base.Session):
         Every rank calls this. ``degree``: 1 where only ranks that split tensors do.
         """
         assert self.executor is not None
-        if degree == self.turn_takers:
+        if degree == self.turns.degree:
             return
-        self.turn_takers = degree
-        if self.gather_channel is not None:
-            self.gather_channel.close()
-            self.gather_channel = None
+        self.turns.end()
         if degree == 1:
-            self.executor.turns = self.tensor_turns
+            self.executor.turns = self.tensor.turns
             return
-        row = self.position("rdp") // degree
+        row, after = self.position("rdp") // degree, self.mesh.rdp + self.mesh.tp
         ranks = [rank for rank in self.peers("stage") if self.mesh.position("rdp", rank) // degree == row]
         with self.doing("the ranks that share parameters"):
-            group = dist.new_group(ranks, self.timeout, "gloo", use_local_synchronization=True)
-            rings = rings_of(group, self.device)
-        mailbox, after = self.executor.mailbox, self.mesh.rdp + self.mesh.tp
-        self.gather_channel = TorchChannel(group, self.device, mailbox=mailbox, rings=rings, after=after)
-        here = ranks.index(self.rank)
-        peers = [peer for peer in range(len(ranks)) if peer != here]
-        timeout_s = self.executor.wait_timeout_s
-        self.executor.turns = LockstepOrder(self.gather_channel, peers, here == 0, -1 - after, timeout_s)
+            here = ranks.index(self.rank)
+            self.turns.begin(degree, ranks, here, after, self.executor, self.device, self.timeout)
 
     def connect_replicas(self) -> None:
         """A channel between the ranks with the same part of the model, beside the pipeline's; every rank calls this."""

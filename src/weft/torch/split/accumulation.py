@@ -57,8 +57,7 @@ def accumulate(session: Session, function: Callable[..., Any], batch: MiniBatch)
             log.warning("no number of microbatches fits the memory: %s", reasons)
     if session.rank == 0:
         log.info("%s", reasons)
-    session.decide(microbatches=number)
-    session.explain_number(reasons)
+    session.decide_number(number, reasons)
     return prepare(function, batch.args, batch.kwargs, batch.cut, number)
 
 

@@ -238,9 +238,9 @@ class Watch:
 
     def add(self, session: Session, step_s: float, microbatches: int) -> None:
         """Count one more step, on every rank. After ``STEPS`` of them all ranks compare."""
-        assert session.chosen is not None and session.executor is not None
+        assert session.decided.chosen is not None and session.executor is not None
         spans = session.executor.spans
-        if self.done or microbatches != session.chosen.schedule.microbatches:
+        if self.done or microbatches != session.decided.chosen.schedule.microbatches:
             return
         if not any(span.kind in ("B", "I") for span in spans):
             return
@@ -261,14 +261,14 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
     answer = agree_on(session, lambda: _answer(session, [json.loads(text) for text in texts]))
     if answer.strip():
         chosen = Chosen.from_json(answer)
-        session.use_schedule(chosen)
+        session.decided.use_schedule(chosen)
         step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, ahead=ahead(session.settings))
         tell_plan(session, Planned.of(step))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:
     """The new choice as JSON; empty to stay. On the rank that decides."""
-    chosen, settings = session.chosen, session.settings
+    chosen, settings = session.decided.chosen, session.settings
     assert chosen is not None
     measured_s = max(one["step_s"] for one in found)
     log.info(

@@ -74,7 +74,7 @@ def partition_models(
     number_open = session.settings.microbatches == "auto"
     if number_open:
         need_cut(batch)
-    by_link = KINDS[session.settings.pipeline].measured and session.chosen is None or number_open
+    by_link = KINDS[session.settings.pipeline].measured and session.decided.chosen is None or number_open
     link = measure_link(session) if by_link and session.mesh.pp > 1 else None
     if number_open:
         batch = cut_by_decided_number(session, models, function, batch, link)
@@ -85,7 +85,7 @@ def partition_models(
             )
         plans.append(Plan.from_json(text))
         if plans[-1].chosen is not None:
-            session.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
+            session.decided.use_schedule(Chosen.from_record(plans[-1].chosen), Watch())
     measured = not any(model.resumed_plan is not None or model.estimated for model in models)
     for model, plan in zip(models, plans, strict=True):
         apply(model.module, plan, session)
@@ -98,7 +98,7 @@ def partition_models(
         if session.rank == 0:
             placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
             named = type(model.module).__name__
-            session.opening.add(named, placement)
+            session.views.opening.add(named, placement)
             log.info("Partition assignments of %s:\n%s", named, placement.tables())
             for warning in placement.warnings:
                 log.warning("%s", warning)
@@ -140,8 +140,7 @@ def cut_by_decided_number(
         number, reasons = json.loads(text)
         if session.rank == 0:
             log.info("%s", reasons)
-    session.decide(microbatches=number)
-    session.explain_number(reasons)
+    session.decide_number(number, reasons)
     return prepare(function, batch.args, batch.kwargs, batch.cut, number)
 
 
@@ -215,10 +214,10 @@ def make_plan(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
         tensors=None if tensors is None else tensors.to_record(),
         sequences=None if sequences is None else sequences.to_record(),
-        planned=Planned.of(expected_step(settings, found, chosen or session.chosen)).to_record(),
+        planned=Planned.of(expected_step(settings, found, chosen or session.decided.chosen)).to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
         by_hand=not settings.auto_partition,
-        microbatches=settings.microbatch_count if "microbatches" in session.decided else 0,
+        microbatches=settings.microbatch_count if "microbatches" in session.decided.names else 0,
     )  # fmt: skip
 
 
@@ -303,12 +302,12 @@ def _place(
             tree, model.module, settings.default_partition, settings.partitions
         )
         return Choice(frozenset(opened), pieces, partitions, partitions, [], 0.0), None
-    if KINDS[settings.pipeline].measured and session.chosen is None:
+    if KINDS[settings.pipeline].measured and session.decided.chosen is None:
         chosen, choice = choose_automatically(tree, settings, link or MeasuredLink(), limit_bytes(session))
         log.info("%s:\n%s", settings.pipeline, chosen.reasons)
         return choice, chosen
-    links = FREE if session.chosen is None else session.chosen.links
-    return place_units(tree, settings, links, layout(settings, session.chosen)).placement, None
+    links = FREE if session.decided.chosen is None else session.decided.chosen.links
+    return place_units(tree, settings, links, layout(settings, session.decided.chosen)).placement, None
 
 
 def _check_buffers(tree: Tree, opened: set[str]) -> None:

@@ -24,7 +24,7 @@ def partition_report(model: Any = None) -> PartitionReport:
     )
     if not models:
         raise UsageError("there is no partition yet: the first step makes it")
-    settings, chosen = session.settings, session.chosen
+    settings, chosen = session.settings, session.decided.chosen
     return PartitionReport(
         tuple(
             ModelPlacement((), 1)
@@ -32,7 +32,7 @@ def partition_report(model: Any = None) -> PartitionReport:
             else m.plan.placement(settings.partitions, settings.microbatch_count)
             for m in models
         ),
-        "\n".join(filter(None, (session.number_reasons, "" if chosen is None else chosen.reasons))),
+        "\n".join(filter(None, (session.decided.number_reasons, "" if chosen is None else chosen.reasons))),
     )
 
 

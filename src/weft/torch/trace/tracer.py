@@ -21,6 +21,7 @@ from weft.torch.calls.interception import intercepted
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
 from weft.torch.pytorch.private import (
     LEAF_NUMBER,
+    base_of,
     call_of,
     has_memory,
     next_node_number,
@@ -393,7 +394,7 @@ class Tracer:
         """``result``, of an operation in a backward pass: what an activation checkpoint computes again is counted."""
         if torch.is_grad_enabled():
             given = {id(each) for each in args}
-            new = [each for each in tensors_in(result) if not each._is_view() and id(each) not in given]
+            new = [each for each in tensors_in(result) if base_of(each) is None and id(each) not in given]
             self.recomputed_bytes += sum(each.nbytes for each in new)
         return result
 

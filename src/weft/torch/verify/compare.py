@@ -73,14 +73,14 @@ def begin(
     """
     settings = session.settings
     if settings.verify_report and session.steps < STEPS:
-        models = session.compared = models or session.compared
+        models = session.proofs.models = models or session.proofs.models
     if session.pipeline is None or not models:
         return None
     if settings.verify == "off":
-        session.opening.proof = "verify is off"
+        session.views.opening.proof = "verify is off"
         return None
     started = time.perf_counter()
-    proof, reason = Proof(session, models), session.unproved
+    proof, reason = Proof(session, models), session.proofs.unproved
     if any(model.cut for model in models):
         reason = reason or "weights are cut over ranks, so that no rank holds all of them"
     if not reason:
@@ -92,8 +92,9 @@ def begin(
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
-            session.opening.proof = f"step {session.steps + 1} was not compared with one process: {reason}"
-            log.info("verify: %s", session.opening.proof)
+            found = f"step {session.steps + 1} was not compared with one process: {reason}"
+            session.views.opening.proof = found
+            log.info("verify: %s", found)
         return None
     proof.attach()
     proof.seconds = time.perf_counter() - started
@@ -116,7 +117,8 @@ class Recorded:
         self.inner = call.inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        microbatch = self.proof.session.drawing
+        pipeline = self.proof.session.pipeline
+        microbatch = None if pipeline is None else pipeline.drawing
         if microbatch is None or microbatch.index in self.proof.back:  # a checkpoint runs it again
             return self.inner(*args, **kwargs)
         calls, index = self.proof.calls, microbatch.index
@@ -292,7 +294,7 @@ class Proof:
     def _tell(self, found: Findings) -> None:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
-        self.session.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
+        self.session.views.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
         if found.fault and self.session.asked:
             log.warning(
                 "verify: step %d gives other numbers than one process, perhaps because the script asks "

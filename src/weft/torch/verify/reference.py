@@ -160,7 +160,7 @@ def _run(
         for model in models:
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspend())
-        for names, left in session.left or ():
+        for names, left in session.proofs.left or ():
             names.update(left)
         for module in modules:
             writes = ParameterWrites(module)
@@ -190,7 +190,7 @@ def _run(
         if checkpoints_seen() == checkpoints:
             reference.buffers = buffers_of(models)
         if not trial:
-            session.left = state_elsewhere(models)
+            session.proofs.left = state_elsewhere(models)
     return reference, asked
 
 
