@@ -17,7 +17,7 @@ from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.pytorch.private import call_of, has_backward_hooks, has_forward_hooks, saving_hooks
 from weft.torch.session.current import is_tracing
-from weft.torch.tensors.deferred_logits import deferred_linear
+from weft.torch.tensors.deferred_logits import Use, deferred_linear
 
 LEAST_BYTES = 256 << 20
 """From this size on of the logits in single precision a head defers them by itself."""
@@ -40,14 +40,14 @@ class Head:
         self.module = module
         self.inner = inner
         self.least_bytes = least_bytes
-        self.defers = True
+        self.use = Use()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not self.defers:
+        if torch.compiler.is_compiling() or not self.use.defers:
             return self.inner(*args, **kwargs)
         x = args[0] if len(args) == 1 and not kwargs else None
         if type(x) is Tensor and x.numel() and self._may_defer(x):
-            return deferred_linear(x, self.module.weight, self.module.bias, self._stop)
+            return deferred_linear(x, self.module.weight, self.module.bias, self.use)
         return self.inner(*args, **kwargs)
 
     def _may_defer(self, x: Tensor) -> bool:
@@ -62,10 +62,6 @@ class Head:
         if size < self.least_bytes or not in_microbatch() or is_tracing() or x.is_inference():
             return False
         return running() is None and saving_hooks() is None and _is_plain(module)
-
-    def _stop(self) -> None:
-        """Something else than a loss of rows has used the result."""
-        self.defers = False
 
 
 def _is_plain(module: nn.Linear) -> bool:

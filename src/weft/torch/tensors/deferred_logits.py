@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -40,23 +41,50 @@ CHANGED = (
 )
 
 
+class Use:
+    """What the results of a layer are used for, as far as it is known.
+
+    Attributes:
+        defers: Nothing but losses of rows, so far.
+        ahead: The loss is one number, so far. Its gradient scales those of input and weight, which can be computed with
+            it, from the same chunks.
+    """
+
+    def __init__(self) -> None:
+        self.defers = self.ahead = True
+        self._held: weakref.ref[Gradients] | None = None
+
+    def hold(self, gradients: Gradients) -> None:
+        """Note gradients that wait for the backward pass; they are as large as the weight."""
+        self._held = weakref.ref(gradients)
+
+    @property
+    def holds(self) -> bool:
+        """True if gradients wait for a backward pass."""
+        return self._held is not None and self._held() is not None
+
+
 class Source:
-    """The linear layer of some logits, and who uses these.
+    """The linear layer of some logits.
 
     Args:
         x: Its input, [..., in].
         weight: [out, in].
         bias: [out], or none.
-        unusual: Called if anything but a loss of rows uses the logits.
+        use: What its results are used for.
+        wanted: Of which of the three a gradient is wanted.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, unusual: Callable[[], None]) -> None:
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use, wanted: tuple[bool, ...]
+    ) -> None:
         self.x = x.detach().reshape(-1, x.shape[-1])
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.unusual = unusual
+        self.use = use
+        self.wanted = wanted
         self.family: weakref.WeakSet[Deferred] = weakref.WeakSet()
-        """All deferred tensors of this layer's result."""
+        """All deferred tensors that come from this layer's result."""
         self._watched = [(each, each._version) for each in (x, weight, bias) if each is not None]
 
     def check(self) -> None:
@@ -67,12 +95,38 @@ class Source:
     def settle(self) -> None:
         """Compute all that has been made of the layer's result: whoever has its memory may write there."""
         for each in list(self.family):
-            each.dense()
-        self.unusual()
+            each.logits.dense()
+        self.use.defers = False
 
-    def logits(self, x: Tensor | None = None) -> Tensor:
-        """The layer's result for all its input, or for that of some rows."""
-        return torch.nn.functional.linear(self.x if x is None else x, self.weight, self.bias)
+    def logits(self, x: Tensor) -> Tensor:
+        """The layer's result for some rows of its input."""
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class Gradients:
+    """Those of a layer's input, weight and bias, where they are wanted, chunk by chunk."""
+
+    def __init__(self, source: Source) -> None:
+        given = (source.x, source.weight, source.bias)
+        self.found = [
+            torch.zeros_like(each) if each is not None and wanted else None
+            for each, wanted in zip(given, source.wanted, strict=True)
+        ]
+        self._weight = source.weight
+
+    def add(self, rows: Tensor, inputs: Tensor, of_logits: Tensor) -> None:
+        """Add what the gradient of some rows of the layer's result gives."""
+        of_x, of_weight, of_bias = self.found
+        if of_x is not None:
+            of_x[_index(rows, of_x.device)] = of_logits @ self._weight
+        if of_weight is not None:
+            of_weight.addmm_(of_logits.t(), inputs)
+        if of_bias is not None:
+            of_bias += of_logits.sum(0)
+
+    def scaled(self, factor: Tensor | None = None) -> list[Tensor | None]:
+        """All times ``factor``."""
+        return [each if each is None or factor is None else each.mul_(factor) for each in self.found]
 
 
 def _index(rows: Tensor, device: torch.device) -> slice | Tensor:
@@ -95,39 +149,28 @@ class Map(NamedTuple):
         return result
 
 
-class Deferred(Tensor):
-    """Logits [..., out] without memory; see the module. ``parent`` is what ``made`` has made this one of.
+class Logits:
+    """What is known of some logits [..., out]: ``made`` has made them of ``parent``, or they are the layer's result.
+
+    Tensors refer to this, and it to none of them: autograd's graph keeps tensors, and tensors keep the graph.
 
     Attributes:
         rows: [...] which row of the layer's input each row is of, on the CPU.
         like: A tensor of the same sizes and strides on the device "meta".
         maps: What is done to each logit since.
+        value: The logits, once something needs them.
+        ahead: Gradients of the layer, computed with a loss whose gradient would be 1.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(
-        cls, source: Source, rows: Tensor, like: Tensor, maps: tuple[Map, ...] = (),
-        parent: Deferred | None = None, made: Map | None = None,
-    ) -> Deferred:  # fmt: skip
-        self: Deferred = Tensor._make_wrapper_subclass(
-            cls, like.shape, like.stride(), like.storage_offset(), dtype=like.dtype, device=source.x.device
-        )
+    def __init__(
+        self, source: Source, rows: Tensor, like: Tensor, maps: tuple[Map, ...] = (), parent: Logits | None = None,
+        made: Map | None = None,
+    ) -> None:  # fmt: skip
         self.source, self.rows, self.like, self.maps, self.parent = source, rows, like, maps, parent
         self.made = made
-        self.value = None
-        source.family.add(self)
-        ALIVE.add(self)
-        return self
-
-    source: Source
-    rows: Tensor
-    like: Tensor
-    maps: tuple[Map, ...]
-    parent: Deferred | None
-    made: Map | None
-    value: Tensor | None
+        self.shape, self.dtype, self.device = like.shape, like.dtype, source.x.device
+        self.value: Tensor | None = None
+        self.ahead: Gradients | None = None
 
     @property
     def normalised(self) -> bool:
@@ -137,25 +180,25 @@ class Deferred(Tensor):
     def dense(self) -> Tensor:
         """The logits, with memory; views of them share it."""
         if self.value is None:
-            self.value = self._computed(Deferred.dense)
+            self.value = self._computed(Logits.dense)
         return self.value
 
     def computed(self) -> Tensor:
         """The logits, for this once."""
-        return self._computed(Deferred.computed) if self.value is None else self.value
+        return self._computed(Logits.computed) if self.value is None else self.value
 
-    def _computed(self, of: Callable[[Deferred], Tensor]) -> Tensor:
+    def _computed(self, of: Callable[[Logits], Tensor]) -> Tensor:
         if self.parent is not None and self.made is not None:
             return self.made(of(self.parent))
         self.source.check()
-        return self.source.logits().view(self.shape)
+        return self.source.logits(self.source.x).view(self.shape)
 
     def child(
         self, func: Any, rest: Any, kwargs: Any, rows: Tensor | None = None, maps: bool = False
-    ) -> Deferred:
+    ) -> Logits:
         """What an operation makes of these logits. ``maps``: it changes each of them."""
         made = Map(func, rest, kwargs)
-        return Deferred(
+        return Logits(
             self.source, self.rows if rows is None else rows, made(self.like),
             (*self.maps, made) if maps else self.maps, self, made,
         )  # fmt: skip
@@ -169,20 +212,54 @@ class Deferred(Tensor):
         for first in range(0, len(rows), size):
             at = slice(first, min(first + size, len(rows)))
             x = self.source.x[_index(rows[at], self.device)]
-            logits = self.source.logits(x)
-            yield at, x, logits, self._mapped(logits)
+            layer = self.source.logits(x)
+            yield at, x, layer, self._mapped(layer)
 
     def _mapped(self, logits: Tensor) -> Tensor:
         for each in self.maps:
             logits = each(logits)
         return logits
 
+    def back(self, layer: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of the layer's result for some rows, from that of what the operations since made of it."""
+        grad = grad.to(self.dtype)
+        if not self.maps:
+            return grad
+        with torch.enable_grad():
+            leaf = layer.detach().requires_grad_()
+            return torch.autograd.grad(self._mapped(leaf), leaf, grad)[0]
+
+    def before_copies(self) -> Logits:
+        """Those that these are a copy of, or these."""
+        one = self
+        while one.parent is not None and one.made is not None and one.made.func is aten.clone.default:
+            one = one.parent
+        return one
+
+
+class Deferred(Tensor):
+    """Logits without memory; see the module."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    logits: Logits
+
+    @staticmethod
+    def __new__(cls, logits: Logits) -> Deferred:
+        like = logits.like
+        self: Deferred = Tensor._make_wrapper_subclass(
+            cls, like.shape, like.stride(), like.storage_offset(), dtype=like.dtype, device=logits.device
+        )
+        self.logits = logits
+        logits.source.family.add(self)
+        ALIVE.add(self)
+        return self
+
     # what passes the dispatcher by needs the memory
 
     def with_memory(self) -> Tensor:
         """The logits as a plain tensor without a graph, which shares its memory with later results."""
-        self.source.settle()
-        return self.dense().detach().requires_grad_(self.requires_grad)
+        self.logits.source.settle()
+        return self.logits.dense().detach().requires_grad_(self.requires_grad)
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         return self.with_memory().numpy(*args, **kwargs)
@@ -211,14 +288,15 @@ class Deferred(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None
-        if isinstance(first, Deferred) and first.value is None:
+        if isinstance(first, Deferred) and first.logits.value is None:
+            if func in SAME:
+                return Deferred(first.logits)
             rule = FORWARD.get(func)
-            found = None if rule is None else rule(first, func, args[1:], kwargs)
+            found = None if rule is None else rule(first.logits, func, args[1:], kwargs)
             if found is not None:
-                return found
-        logp = args[1] if func in BACKWARD else None
-        if isinstance(logp, Deferred) and logp.value is None:
-            found = BACKWARD[func](func, args, kwargs)
+                return Deferred(found) if isinstance(found, Logits) else found
+        if func in BACKWARD and isinstance(args[1], Deferred) and args[1].logits.value is None:
+            found = BACKWARD[func](args[0], args[1].logits, *args[2:])
             if found is not None:
                 return found
         return _plainly(func, args, kwargs)
@@ -230,31 +308,31 @@ class DeferredGrad(Tensor):
         of the logarithms    at[i] at label[i], and everywhere[i] besides
         of the logits        what log_softmax's and the operations' backward passes make of that
 
-    ``logp``: the logarithms.
+    ``logp``: the logarithms. ``factor``: of the gradients that were computed ahead; None if these do not give it.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls, of: Deferred, logp: Deferred, labels: Tensor, at: Tensor, everywhere: Tensor | None
-    ) -> DeferredGrad:
+        cls, of: Logits, logp: Logits, labels: Tensor, at: Tensor, everywhere: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> DeferredGrad:  # fmt: skip
         self: DeferredGrad = Tensor._make_wrapper_subclass(cls, of.shape, dtype=of.dtype, device=of.device)
         self.of, self.logp, self.labels, self.at, self.everywhere = of, logp, labels, at, everywhere
+        self.factor = factor
         return self
 
-    of: Deferred
-    logp: Deferred
+    of: Logits
+    logp: Logits
     labels: Tensor
     at: Tensor
     everywhere: Tensor | None
+    factor: Tensor | None
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        return Tensor.to(self, *args, **kwargs)
-
-    def moved(self, of: Deferred) -> DeferredGrad:
+    def moved(self, of: Logits) -> DeferredGrad:
         """The same as the gradient of what ``of`` was before."""
-        return DeferredGrad(of, self.logp, self.labels, self.at, self.everywhere)
+        return DeferredGrad(of, self.logp, self.labels, self.at, self.everywhere, self.factor)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Chunk by chunk: which rows of `logp` it is of, their input, and the gradient of the layer's result."""
@@ -262,23 +340,12 @@ class DeferredGrad(Tensor):
         assert logits is not None
         dtype = self.logp.dtype
         for at, x, layer, mapped in logits.chunks():
-            found = self._of_logits(torch.log_softmax(mapped, -1, dtype=dtype), at).to(mapped.dtype)
-            if logits.maps:
-                with torch.enable_grad():
-                    leaf = layer.detach().requires_grad_()
-                    (found,) = torch.autograd.grad(logits._mapped(leaf), leaf, found)
-            yield at, x, found
+            yield at, x, logits.back(layer, self._of_logits(torch.log_softmax(mapped, -1, dtype=dtype), at))
 
     def _of_logits(self, logp: Tensor, at: slice) -> Tensor:
         """The gradient of the logits of rows whose logarithms of probabilities are given, which are overwritten."""
-        own, labels = self.at[at].unsqueeze(1), self.labels[at].unsqueeze(1)
-        found, sums = logp.exp_(), own
-        if self.everywhere is not None:
-            sums = own + logp.shape[1] * self.everywhere[at].unsqueeze(1)
-        found.mul_(-sums.to(found.dtype)).scatter_add_(1, labels, own.to(found.dtype))
-        return (
-            found if self.everywhere is None else found.add_(self.everywhere[at].unsqueeze(1).to(found.dtype))
-        )
+        everywhere = None if self.everywhere is None else self.everywhere[at]
+        return _of_logits(logp, self.labels[at], self.at[at], everywhere)
 
     def dense(self) -> Tensor:
         """The gradient, with memory."""
@@ -316,25 +383,30 @@ class DeferredGrad(Tensor):
         kwargs = kwargs or {}
         first = args[0] if args else None
         if isinstance(first, DeferredGrad):
-            if func in (aten.detach.default, aten.alias.default):
+            if func in SAME:
                 return first.moved(first.of)
-            rule = ADJOINT.get(func)
-            of = first.of
-            while of.made is not None and of.made.func in SAME and func not in SAME:
-                assert of.parent is not None
-                of = of.parent
-            if rule is not None and of.parent is not None and of.made is not None:
-                if rule(first, of, args[1:], kwargs):
-                    return first.moved(of.parent)
+            rule, of = ADJOINT.get(func), first.of.before_copies()
+            if rule is not None and of.parent is not None and rule(of, args[1:], kwargs):
+                return first.moved(of.parent)
         if func is aten.add.Tensor and not kwargs:
             found = _sum(*args)
             if found is not None:
                 return found
-        if func in BACKWARD:
-            found = BACKWARD[func](func, args, kwargs)
+        if func in BACKWARD and isinstance(args[1], Deferred) and args[1].logits.value is None:
+            found = BACKWARD[func](args[0], args[1].logits, *args[2:])
             if found is not None:
                 return found
         return _plainly(func, args, kwargs)
+
+
+def _of_logits(logp: Tensor, labels: Tensor, at: Tensor, everywhere: Tensor | None = None) -> Tensor:
+    """The gradient of logits [rows, words], from ``logp``, which it overwrites: softmax's, of a gradient of the
+    logarithms that is ``at[i]`` at label i, and ``everywhere[i]`` besides."""
+    words, own, sums = logp.shape[1], at.unsqueeze(1).to(logp.dtype), at
+    if everywhere is not None:
+        sums = at + words * everywhere
+    found = logp.exp_().mul_(-sums.unsqueeze(1).to(logp.dtype)).scatter_add_(1, labels.unsqueeze(1), own)
+    return found if everywhere is None else found.add_(everywhere.unsqueeze(1).to(found.dtype))
 
 
 def _sum(one: Any, other: Any) -> DeferredGrad | None:
@@ -360,48 +432,48 @@ def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
     def dense(thing: Any) -> Any:
         if isinstance(thing, Deferred):
             found.append(thing)
-            thing.source.settle()
-            return thing.dense()
+            thing.logits.source.settle()
+            return thing.logits.dense()
         return thing.dense() if isinstance(thing, DeferredGrad) else thing
 
     plain_args, plain_kwargs = tree_map(dense, (args, kwargs))
     result = func(*plain_args, **plain_kwargs)
     if not func._schema.is_mutable:
         return result
-    back = {id(one.dense()): one for one in found}  # autograd wants to have what it gave
+    back = {id(one.logits.dense()): one for one in found}  # autograd wants to have what it gave
     return tree_map(lambda thing: back.get(id(thing), thing) if isinstance(thing, Tensor) else thing, result)
 
 
 # --- what leaves rows whole -----------------------------------------------------------------------------------
 
 
-def _reshaped(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _reshaped(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     like = func(one.like, *rest)
     if not like.dim() or like.shape[-1] != one.shape[-1]:
         return None
     return one.child(func, rest, kwargs, one.rows.reshape(like.shape[:-1]))
 
 
-def _unsqueezed(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
-    dim = rest[0] + one.dim() + 1 if rest[0] < 0 else rest[0]
-    return one.child(func, rest, kwargs, one.rows.unsqueeze(dim)) if dim < one.dim() else None
+def _unsqueezed(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
+    dim = rest[0] + len(one.shape) + 1 if rest[0] < 0 else rest[0]
+    return one.child(func, rest, kwargs, one.rows.unsqueeze(dim)) if dim < len(one.shape) else None
 
 
-def _of_rows(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _of_rows(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     """Slices and choices along another dim than the last."""
     dim = rest[0] if rest else 0
-    dim = dim + one.dim() if dim < 0 else dim
-    if dim < one.dim() - 1:
+    dim = dim + len(one.shape) if dim < 0 else dim
+    if dim < len(one.shape) - 1:
         return one.child(func, rest, kwargs, func(one.rows, dim, *rest[1:], **kwargs))
     whole = func is aten.slice.Tensor and func(one.like, *rest, **kwargs).shape == one.shape
     return one.child(func, rest, kwargs) if whole else None
 
 
-def _same(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _same(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     return one.child(func, rest, kwargs)
 
 
-def _cast(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _cast(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     dtype = kwargs.get("dtype") or one.dtype
     elsewhere = (
         kwargs.get("device", one.device) != one.device or kwargs.get("layout", torch.strided) != torch.strided
@@ -411,43 +483,72 @@ def _cast(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
     return one.child(func, (), {"dtype": dtype}, maps=True)
 
 
-def _scaled(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _scaled(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     if kwargs or len(rest) != 1 or not isinstance(rest[0], (int, float)):
         return None
     return one.child(func, rest, kwargs, maps=True)
 
 
-def _tanh(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _tanh(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     return one.child(func, rest, kwargs, maps=True)
 
 
-def _log_softmax(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
-    if one.dim() != 2 or rest[0] not in (1, -1) or not len(one.rows) or one.normalised:
+def _log_softmax(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
+    if len(one.shape) != 2 or rest[0] not in (1, -1) or not len(one.rows) or one.normalised:
         return None
     return one.child(func, rest, kwargs)
 
 
-def _nll(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _nll(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     """The loss of rows at labels, [rows] or a number, and the sum of the labels' weights."""
     labels, weight, reduction, ignored = rest
     if not one.normalised:
         return None
     shares = _shares(one, labels, weight, ignored)
+    total = shares.sum()
     picked = torch.zeros(len(labels), dtype=one.dtype, device=one.device)
     safe = torch.where(labels == ignored, 0, labels)
-    assert one.parent is not None
-    for at, _, _, mapped in one.parent.chunks():
+    logits = one.parent
+    assert logits is not None
+    ahead = _ahead(one) if reduction else None
+    at_labels = -shares / total if reduction == 1 else -shares
+    for at, inputs, layer, mapped in logits.chunks():
         logp = torch.log_softmax(mapped, -1, dtype=one.dtype)
         picked[at] = logp.gather(1, safe[at].unsqueeze(1)).squeeze(1)
+        if ahead is not None:
+            of_logits = _of_logits(logp, safe[at], at_labels[at])
+            with enable_reentrant_dispatch() if logits.maps else nullcontext():
+                of_logits = logits.back(layer, of_logits)
+            ahead.add(logits.rows[at], inputs, of_logits)
+    one.ahead = ahead
     losses = torch.where(labels == ignored, picked.new_zeros(()), -picked * shares)
-    total = shares.sum()
     if reduction == 0:
         return losses, losses.new_zeros(())
     found = losses.sum()
     return (found / total if reduction == 1 else found), total
 
 
-def _shares(one: Deferred, labels: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
+def _ahead(one: Logits) -> Gradients | None:
+    """Gradients to compute together with the loss, if it goes backward, and as far as is known by itself.
+
+    In half precision gradients need the factor that the loss is scaled by.
+    """
+    source = one.source
+    use = source.use
+    if (
+        not (torch.is_grad_enabled() and any(source.wanted) and use.ahead)
+        or use.holds
+        or one.ahead is not None
+    ):
+        return None
+    if source.weight.dtype == torch.float16:
+        return None
+    found = Gradients(source)
+    use.hold(found)
+    return found
+
+
+def _shares(one: Logits, labels: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
     """What each row counts for."""
     counts = labels != ignored
     if weight is None:
@@ -455,9 +556,9 @@ def _shares(one: Deferred, labels: Tensor, weight: Tensor | None, ignored: int) 
     return torch.where(counts, weight[torch.where(counts, labels, 0)], weight.new_zeros(()))
 
 
-def _sums(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
+def _sums(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     """The sum of each row's logarithms, which label smoothing takes."""
-    dims = [dim % 2 for dim in rest[0]] if one.dim() == 2 and rest and rest[0] else []
+    dims = [dim % 2 for dim in rest[0]] if len(one.shape) == 2 and rest and rest[0] else []
     if not one.normalised or dims != [1] or kwargs or rest[1:] not in ((), (False,)):
         return None
     assert one.parent is not None
@@ -467,15 +568,13 @@ def _sums(one: Deferred, func: Any, rest: Any, kwargs: Any) -> Any:
     return sums
 
 
-FORWARD: dict[Any, Callable[[Deferred, Any, Any, Any], Any]] = {
+FORWARD: dict[Any, Callable[[Logits, Any, Any, Any], Any]] = {
     aten.view.default: _reshaped,
     aten._unsafe_view.default: _reshaped,
     aten.unsqueeze.default: _unsqueezed,
     aten.slice.Tensor: _of_rows,
     aten.select.int: _of_rows,
     aten.clone.default: _same,
-    aten.alias.default: _same,
-    aten.detach.default: _same,
     aten._to_copy.default: _cast,
     aten.mul.Tensor: _scaled,
     aten.div.Tensor: _scaled,
@@ -484,150 +583,142 @@ FORWARD: dict[Any, Callable[[Deferred, Any, Any, Any], Any]] = {
     aten.nll_loss_forward.default: _nll,
     aten.sum.dim_IntList: _sums,
 }
-SAME = (aten.clone.default, aten.alias.default, aten.detach.default)
+SAME = (aten.alias.default, aten.detach.default)
 
 
 # --- and back ------------------------------------------------------------------------------------------------
 
 
-def _nll_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    grad, logp, labels, weight, reduction, ignored, total = args
-    if not isinstance(logp, Deferred) or not logp.normalised or isinstance(grad, (Deferred, DeferredGrad)):
+def _nll_backward(
+    grad: Tensor,
+    logp: Logits,
+    labels: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: Tensor,
+) -> Any:
+    if not logp.normalised or isinstance(grad, (Deferred, DeferredGrad)):
         return None
     at = -grad * _shares(logp, labels, weight, ignored)
     if reduction == 1:
         at = at / total
-    return DeferredGrad(logp, logp, torch.where(labels == ignored, 0, labels), at, None)
+    factor = grad if reduction and logp.ahead is not None else None
+    return DeferredGrad(logp, logp, torch.where(labels == ignored, 0, labels), at, factor=factor)
 
 
-def _log_softmax_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    grad, logp, _, dtype = args
-    if not isinstance(logp, Deferred) or not isinstance(grad, DeferredGrad) or grad.of is not grad.logp:
+def _log_softmax_backward(grad: Tensor, logp: Logits, *_: Any) -> Any:
+    if (
+        not isinstance(grad, DeferredGrad)
+        or grad.of is not logp
+        or grad.logp is not logp
+        or logp.parent is None
+    ):
         return None
-    return (
-        grad.moved(grad.logp.parent) if grad.logp.rows is logp.rows and grad.logp.parent is not None else None
-    )
+    return grad.moved(logp.parent)
 
 
-BACKWARD: dict[Any, Callable[[Any, Any, Any], Any]] = {
+BACKWARD: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_backward.default: _nll_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
 }
 
 
-def _number(thing: Any) -> Any:
-    return thing.item() if isinstance(thing, Tensor) and not thing.dim() else thing
-
-
-def _back_to_shape(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
+def _undoes_view(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None and of.parent is not None
     reshapes = of.made.func in (aten.view.default, aten._unsafe_view.default)
     return reshapes and list(rest[0]) == list(of.parent.shape)
 
 
-def _back_of_rows(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
-    """True for what undoes the slice that `of` is."""
+def _undoes_slice(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None and of.parent is not None
     sizes, dim, *ends = rest
-    if of.made.func is not (aten.slice.Tensor if len(ends) == 3 else aten.select.int):
+    func, rows, before = of.made.func, of.parent.rows, of.parent.shape
+    if func is not (aten.slice.Tensor if len(ends) == 3 else aten.select.int) or list(sizes) != list(before):
         return False
-    if dim == of.parent.dim() - 1:  # all words
-        return of.shape == of.parent.shape
-    rows = of.parent.rows
-    func = of.made.func
-    return list(sizes) == list(of.parent.shape) and torch.equal(
-        func(rows, dim, *ends), func(rows, *of.made.args)
-    )
+    if dim == len(before) - 1:  # all words
+        return of.shape == before
+    return torch.equal(func(rows, dim, *ends), func(rows, *of.made.args))
 
 
-def _back_cast(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
+def _undoes_cast(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None and of.parent is not None
     return of.made.func is aten._to_copy.default and kwargs.get("dtype") == of.parent.dtype
 
 
-def _back_scaled(func: Any) -> Callable[..., bool]:
-    def rule(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
+def _undoes_scale(func: Any) -> Callable[[Logits, Any, Any], bool]:
+    def rule(of: Logits, rest: Any, kwargs: Any) -> bool:
         assert of.made is not None
-        return of.made.func is func and not kwargs and len(rest) == 1 and _number(rest[0]) == of.made.args[0]
+        if of.made.func is not func or kwargs or len(rest) != 1:
+            return False
+        by = rest[0].item() if isinstance(rest[0], Tensor) and not rest[0].dim() else rest[0]
+        return isinstance(by, (int, float)) and by == of.made.args[0]
 
     return rule
 
 
-def _back_tanh(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
+def _undoes_tanh(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None
-    output = rest[0]
-    return of.made.func is aten.tanh.default and isinstance(output, Deferred) and output.maps is of.maps
+    return of.made.func is aten.tanh.default and isinstance(rest[0], Deferred) and rest[0].logits is of
 
 
-def _back_squeezed(grad: DeferredGrad, of: Deferred, rest: Any, kwargs: Any) -> bool:
-    assert of.made is not None
-    return of.made.func is aten.unsqueeze.default
+def _undoes_unsqueeze(of: Logits, rest: Any, kwargs: Any) -> bool:
+    assert of.made is not None and of.parent is not None
+    return of.made.func is aten.unsqueeze.default and of.like.squeeze(*rest).shape == of.parent.shape
 
 
-ADJOINT: dict[Any, Callable[[DeferredGrad, Deferred, Any, Any], bool]] = {
-    aten.view.default: _back_to_shape,
-    aten._unsafe_view.default: _back_to_shape,
-    aten.slice_backward.default: _back_of_rows,
-    aten.select_backward.default: _back_of_rows,
-    aten.squeeze.dim: _back_squeezed,
-    aten._to_copy.default: _back_cast,
-    aten.mul.Tensor: _back_scaled(aten.mul.Tensor),
-    aten.div.Tensor: _back_scaled(aten.div.Tensor),
-    aten.tanh_backward.default: _back_tanh,
+ADJOINT: dict[Any, Callable[[Logits, Any, Any], bool]] = {
+    aten.view.default: _undoes_view,
+    aten._unsafe_view.default: _undoes_view,
+    aten.slice_backward.default: _undoes_slice,
+    aten.select_backward.default: _undoes_slice,
+    aten.squeeze.dim: _undoes_unsqueeze,
+    aten._to_copy.default: _undoes_cast,
+    aten.mul.Tensor: _undoes_scale(aten.mul.Tensor),
+    aten.div.Tensor: _undoes_scale(aten.div.Tensor),
+    aten.tanh_backward.default: _undoes_tanh,
 }
+"""Operations of the backward pass that give the gradient of `parent` from that of what was made of it."""
 
 
 class _Linear(Function):
     """A linear layer with a result that is deferred."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, unusual: Callable[[], None]
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         rows = torch.arange(x.numel() // x.shape[-1]).view(x.shape[:-1])
-        ctx.source = Source(x, weight, bias, unusual)
+        ctx.source = Source(x, weight, bias, use, ctx.needs_input_grad[:3])
         like = torch.empty(*x.shape[:-1], len(weight), dtype=x.dtype, device="meta")
-        return Deferred(ctx.source, rows, like)
+        return Deferred(Logits(ctx.source, rows, like))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight, bias = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        flat = x.reshape(-1, x.shape[-1])
-        while isinstance(grad, DeferredGrad) and grad.of.parent is not None and grad.of.made.func in SAME:  # type: ignore[union-attr]
-            grad = grad.moved(grad.of.parent)
-        if (
-            not isinstance(grad, DeferredGrad)
-            or grad.of.parent is not None
-            or grad.of.source is not ctx.source
-        ):
-            dense = grad.dense() if isinstance(grad, (DeferredGrad, Deferred)) else grad
-            dense = dense.reshape(-1, dense.shape[-1])
-            return (
-                (dense @ weight).view(x.shape) if of_x else None, dense.t() @ flat if of_weight else None,
-                dense.sum(0) if of_bias else None, None,
-            )  # fmt: skip
-        rows = grad.logp.rows
-        grad_x = torch.zeros_like(flat) if of_x else None
-        grad_weight = torch.zeros_like(weight) if of_weight else None
-        grad_bias = torch.zeros_like(bias) if of_bias else None
-        for at, inputs, found in grad.chunks():
-            if grad_x is not None:
-                grad_x[_index(rows[at], x.device)] = found @ weight
-            if grad_weight is not None:
-                grad_weight.addmm_(found.t(), inputs)
-            if grad_bias is not None:
-                grad_bias += found.sum(0)
-        return None if grad_x is None else grad_x.view(x.shape), grad_weight, grad_bias, None
+        x, _, _ = ctx.saved_tensors  # refuses those that have changed
+        source: Source = ctx.source
+        gradients, factor = None, None
+        of = grad.of.before_copies() if isinstance(grad, DeferredGrad) else None
+        if isinstance(grad, DeferredGrad) and of is not None and of.parent is None and of.source is source:
+            gradients, factor, grad.logp.ahead = grad.logp.ahead, grad.factor, None
+            if gradients is None or factor is None:
+                source.use.ahead = source.use.ahead and gradients is None
+                gradients, factor = Gradients(source), None
+                for at, inputs, found in grad.chunks():
+                    gradients.add(grad.logp.rows[at], inputs, found)
+        else:
+            dense = grad.dense() if isinstance(grad, DeferredGrad) else settled(grad)
+            gradients = Gradients(source)
+            gradients.add(torch.arange(len(source.x)), source.x, dense.reshape(-1, dense.shape[-1]))
+        of_x, of_weight, of_bias = gradients.scaled(factor)
+        return None if of_x is None else of_x.view(x.shape), of_weight, of_bias, None
 
 
-def deferred_linear(x: Tensor, weight: Tensor, bias: Tensor | None, unusual: Callable[[], None]) -> Tensor:
+def deferred_linear(x: Tensor, weight: Tensor, bias: Tensor | None, use: Use) -> Tensor:
     """``linear(x, weight, bias)``, computed when it is known what for."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    found: Tensor = _Linear.apply(x, weight, bias, unusual)  # type: ignore[no-untyped-call]
+    found: Tensor = _Linear.apply(x, weight, bias, use)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -640,8 +731,8 @@ def settled(tensor: Tensor) -> Tensor:
 class _Settled(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Deferred) -> Tensor:
-        tensor.source.settle()
-        return tensor.dense().view(tensor.shape)
+        tensor.logits.source.settle()
+        return tensor.logits.dense().view(tensor.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -651,4 +742,4 @@ class _Settled(Function):
 def settle() -> None:
     """Compute what is still deferred, and in use: the step ends, and weights are about to change."""
     for each in list(ALIVE):
-        each.dense()
+        each.logits.dense()

@@ -83,7 +83,7 @@ def sketch(tensor: Tensor) -> Sketch:
     No torch-function mode of weft's may be on, but for the modes that look for values that are read.
     """
     shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]
-    plain = tensor.computed() if isinstance(tensor, Deferred) else tensor.detach()
+    plain = tensor.logits.computed() if isinstance(tensor, Deferred) else tensor.detach()
     if plain.layout != torch.strided:
         plain = plain.values() if plain.is_nested else plain.to_dense()
     if plain.is_complex():

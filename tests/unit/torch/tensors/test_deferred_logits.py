@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import TorchDispatchMode
 from weft.torch.tensors import deferred_logits
-from weft.torch.tensors.deferred_logits import Deferred, deferred_linear, settled
+from weft.torch.tensors.deferred_logits import Logits, Source, Use, deferred_linear, settled
 
 WORDS, WIDTH = 100, 16
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -89,16 +88,16 @@ def gradients(loss_of: Loss, layer: Callable[..., Tensor], dtype: torch.dtype, b
     return [loss.detach(), *(grad for grad in grads if grad is not None)]
 
 
-def compare(loss_of: Loss, dtype: torch.dtype, bias: bool) -> int:
-    """Asserts that gradients are alike; how often something else than a loss of rows has used the logits."""
-    unusual: list[int] = []
+def compare(loss_of: Loss, dtype: torch.dtype, bias: bool) -> bool:
+    """Asserts that gradients are alike; whether nothing but a loss of rows has used the logits."""
+    use = Use()
     tolerance = {torch.float64: 3e-7, torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]
     plain = gradients(loss_of, F.linear, dtype, bias)
-    found = gradients(loss_of, lambda *given: deferred_linear(*given, lambda: unusual.append(1)), dtype, bias)
+    found = gradients(loss_of, lambda *given: deferred_linear(*given, use), dtype, bias)
     for one, other in zip(plain, found, strict=True):
         assert one.dtype == other.dtype and type(other) is Tensor
         assert (one - other).norm() <= tolerance * one.norm()
-    return len(unusual)
+    return use.defers
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -106,8 +105,8 @@ def compare(loss_of: Loss, dtype: torch.dtype, bias: bool) -> int:
 def test_losses_of_rows_never_have_all_logits(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Deferred, "dense", lambda self: pytest.fail("all logits were computed"))
-    assert not compare(IN_CHUNKS[name], dtype, bias=dtype is not torch.float32)
+    monkeypatch.setattr(Logits, "dense", lambda self: pytest.fail("all logits were computed"))
+    assert compare(IN_CHUNKS[name], dtype, bias=dtype is not torch.float32)
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
@@ -116,43 +115,60 @@ def test_anything_else_finds_the_logits(name: str) -> None:
         compare(OTHERWISE[name], dtype, bias=True)
 
 
-def test_the_largest_tensor_is_a_chunk() -> None:
-    class Sizes(TorchDispatchMode):
-        largest = 0
+@pytest.mark.parametrize(
+    ("name", "times"), [("shifted", 1), ("soft cap", 1), ("of each token", 2), ("label smoothing", 3)]
+)
+def test_each_chunk_is_computed_once_where_the_loss_is_a_number(
+    name: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    logits = Source.logits
+    monkeypatch.setattr(Source, "logits", lambda self, x: rows.append(len(x)) or logits(self, x))
+    gradients(IN_CHUNKS[name], lambda *given: deferred_linear(*given, Use()), torch.float32, True)
+    assert rows == [8, 8, 8, 8, 4] * times
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            for each in result if isinstance(result, (list, tuple)) else [result]:
-                if type(each) is not Tensor or each.device.type == "meta" or each.shape == (WIDTH, WORDS):
-                    continue  # the weight, say
-                if each.shape[-1:] == (WORDS,):
-                    self.largest = max(self.largest, each.numel() // WORDS)
-            return result
 
-    with Sizes() as chunks:
-        gradients(shifted, lambda *given: deferred_linear(*given, lambda: None), torch.float32, True)
-    with Sizes() as whole:
-        gradients(shifted, F.linear, torch.float32, True)
-    assert (chunks.largest, whole.largest) == (8, 39)
+def test_gradients_wait_for_one_loss_at_a_time() -> None:
+    use, weight = Use(), torch.randn(WORDS, WIDTH, requires_grad=True)
+    x, labels = torch.randn(3, WIDTH, requires_grad=True), torch.tensor([1, 2, 3])
+    losses = [F.cross_entropy(deferred_linear(x, weight, None, use), labels) for _ in range(3)]
+    assert use.holds
+    for number, loss in enumerate(losses):
+        (number * loss).backward()
+    expected = torch.autograd.grad(3 * F.cross_entropy(F.linear(x, weight), labels), (x, weight))
+    assert not use.holds and use.defers
+    torch.testing.assert_close((x.grad, weight.grad), expected)
+    F.cross_entropy(deferred_linear(x, weight, None, use), labels)
+    assert not use.holds, "a loss that is let go of has nothing to wait for"
+
+
+def test_half_precision_keeps_the_factor_of_the_loss() -> None:
+    """A gradient of 1 would be too small in 16 bits; scaled by 65536 it is not."""
+    grads = []
+    for layer in (F.linear, lambda *given: deferred_linear(*given, Use())):
+        torch.manual_seed(0)
+        x = torch.randn(3000, WIDTH, dtype=torch.float16, requires_grad=True)
+        weight = (torch.randn(WORDS, WIDTH) / 9).to(torch.float16).requires_grad_()
+        loss = F.cross_entropy(layer(x, weight, None).float(), torch.arange(3000) % WORDS)
+        (loss * 2.0**12).backward()
+        grads.append((x.grad.float(), weight.grad.float()))
+    for plain, found in zip(*grads, strict=True):
+        assert (plain - found).norm() < 1e-2 * plain.norm()
 
 
 def test_autocast_casts_the_layer() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         x, weight = torch.randn(4, WIDTH), torch.randn(WORDS, WIDTH)
-        assert (
-            deferred_linear(x, weight, None, lambda: None).dtype
-            == F.linear(x, weight).dtype
-            == torch.bfloat16
-        )
+        assert deferred_linear(x, weight, None, Use()).dtype == F.linear(x, weight).dtype == torch.bfloat16
 
 
 def test_a_weight_that_has_changed_is_refused() -> None:
     weight = nn.Parameter(torch.randn(WORDS, WIDTH))
-    logits = deferred_linear(torch.randn(4, WIDTH), weight, None, lambda: None)
-    kept = deferred_linear(torch.randn(4, WIDTH), weight, None, lambda: None)
+    logits = deferred_linear(torch.randn(4, WIDTH), weight, None, Use())
+    kept = deferred_linear(torch.randn(4, WIDTH), weight, None, Use())
     deferred_logits.settle()
     before = kept.sum().item()
-    late = deferred_linear(torch.randn(4, WIDTH), weight, None, lambda: None)
+    late = deferred_linear(torch.randn(4, WIDTH), weight, None, Use())
     with torch.no_grad():
         weight.add_(1.0)
     assert kept.sum().item() == before and logits.shape == (4, WORDS)
@@ -162,12 +178,12 @@ def test_a_weight_that_has_changed_is_refused() -> None:
 
 def test_values_are_read(tmp_path: Path) -> None:
     x, weight = torch.randn(2, WIDTH), torch.randn(WORDS, WIDTH)
-    logits = deferred_linear(x, weight, None, lambda: None)
+    logits = deferred_linear(x, weight, None, Use())
     assert logits[0, 3].item() == F.linear(x, weight)[0, 3].item()
     assert (logits.numpy() == F.linear(x, weight).numpy()).all()
-    logits = deferred_linear(x, weight, None, lambda: None)
+    logits = deferred_linear(x, weight, None, Use())
     assert torch.equal(copy.deepcopy(logits), F.linear(x, weight)) and logits.data_ptr()
-    assert torch.equal(torch.from_dlpack(deferred_linear(x, weight, None, lambda: None)), F.linear(x, weight))
+    assert torch.equal(torch.from_dlpack(deferred_linear(x, weight, None, Use())), F.linear(x, weight))
     torch.save(logits, tmp_path / "logits.pt")
     assert torch.equal(torch.load(tmp_path / "logits.pt"), F.linear(x, weight))
     assert logits.tolist() == F.linear(x, weight).tolist() and "Deferred" in repr(logits)
