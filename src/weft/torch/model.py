@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
+from weft.torch.calls.placeholders import kind_of
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import (
@@ -42,6 +43,7 @@ from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
 from weft.torch.tensors.nested import replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
+from weft.torch.tensors.wrapped import bytes_of, is_wrapped, made_like, plain_tensors_of
 
 if TYPE_CHECKING:
     from weft.torch.context_parallel.weights import ContextGroup
@@ -449,7 +451,7 @@ class DistributedModel(nn.Module):
     def held_bytes(self) -> int:
         """Bytes of the parameters and buffers that this rank has in memory just now."""
         return sum(
-            each.nbytes for each in (*self.module.parameters(), *self.module.buffers()) if not each.is_meta
+            bytes_of(each) for each in (*self.module.parameters(), *self.module.buffers()) if not each.is_meta
         )
 
     def local_buffers(self) -> Iterator[Tensor]:
@@ -544,10 +546,25 @@ class DistributedModel(nn.Module):
             for name, owner in self.owners.items()
             if owner == session.pipeline.rank and f"{prefix}{name}" in kinds
         }
+        wrapped = {
+            f"{prefix}{name}": tensor
+            for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers())
+            if is_wrapped(tensor)
+        }
+        parts = {
+            f"{name}\0{number}": part.detach()
+            for name in wrapped.keys() & mine.keys()
+            for number, part in enumerate(plain_tensors_of(mine.pop(name)))
+        }
         with session.doing("state_dict()"):
-            gathered = gather_tensors(mine, {}, session.group("pp"), session.peers("pp"))
+            gathered = gather_tensors(mine | parts, {}, session.group("pp"), session.peers("pp"))
         if gather_to_rank0 and session.pipeline.rank != 0:
             return {}
+        for name, tensor in wrapped.items():
+            values = [
+                gathered.pop(f"{name}\0{n}").to(tensor.device) for n, _ in enumerate(plain_tensors_of(tensor))
+            ]
+            content[name] = made_like(tensor, kind_of(tensor), iter(values))
         for name, value in gathered.items():
             content[name] = value.to(kinds[name].device)
         return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 import weft.torch as weft
 
 from .. import models
-from ..compare import Record, copies, gradients
+from ..compare import Record, copies, gradients, train_alone
 from ..split import train_split
 from .harness import (
     MICROBATCHES,
     ROWS,
+    WIDTH,
     adamw,
     assert_same,
     check,
@@ -246,6 +248,91 @@ def frozen_parameters() -> None:
     ):
         for places in (numbered("blocks", [0, 0, 1, 1]), numbered("blocks", [0, 1, 0, 1]), None):
             same_as_alone(frozen(seeded(models.Chain), *fixed), vectors(), places=places)
+
+
+class Whole8(Tensor):
+    """A weight of whole numbers of 8 bits and a scale for each row, as torchao has them, which can do what it must."""
+
+    whole: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, whole: Tensor, scale: Tensor) -> Whole8:
+        self: Whole8 = Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype, device=whole.device)
+        self.whole, self.scale = whole, scale
+        return self
+
+    @classmethod
+    def of(cls, weight: Tensor) -> nn.Parameter:
+        scale = weight.detach().abs().amax(1, keepdim=True) / 127
+        return nn.Parameter(cls((weight.detach() / scale).round().to(torch.int8), scale), requires_grad=False)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["whole", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, context: None, size: Any, stride: Any) -> Whole8:
+        return cls(inner["whole"], inner["scale"])
+
+    def values(self) -> Tensor:
+        return self.whole.to(self.scale.dtype) * self.scale
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return F.linear(args[0], args[1].values(), *args[2:], **(kwargs or {}))
+        return super().__torch_function__(func, kinds, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(*(func(inner) for inner in (args[0].whole, args[0].scale)))
+        raise NotImplementedError(f"{func} of a quantised weight")
+
+
+@check
+def adapters_over_quantised_weights() -> None:
+    """A frozen weight that is made of others lies on one rank, in its own size, and is gathered as what it is."""
+
+    class Adapted(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.base = nn.Linear(WIDTH, WIDTH)
+            self.base.weight = Whole8.of(self.base.weight)
+            with torch.no_grad():
+                self.base.weight.scale.mul_(1.0 + number * weft.rank())  # the first rank's counts
+            self.base.bias.requires_grad_(False)
+            self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+    start(verify="gradients")
+    net = seeded(lambda: nn.Sequential(*(Adapted(number) for number in range(4))))
+    plain = seeded(lambda: nn.Sequential(*(Adapted(0) for _ in range(4))))
+    before = {
+        name: weight.values() for name, weight in plain.named_parameters() if isinstance(weight, Whole8)
+    }
+    batches = vectors()
+    trained = [each for each in plain.parameters() if each.requires_grad]
+    expected = train_alone(plain, batches, squared_error, sgd(trained), MICROBATCHES)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(sgd([each for each in model.parameters() if each.requires_grad]))
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        losses.append(train_step(model, batch).reduce_mean().item())
+        optimizer.step()
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    state = model.state_dict()
+    for name, weight in before.items():
+        assert type(state[name]) is Whole8 and torch.equal(state[name].values(), weight), name
+    for name, weight in plain.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(state[name], weight.detach())
+    here = [weight for _, weight in net.named_parameters() if isinstance(weight, Whole8)]
+    held = sum(weight.whole.untyped_storage().nbytes() for weight in here)
+    assert held < len(here) * WIDTH * WIDTH, "others hold nothing of it"
 
 
 @check

@@ -19,6 +19,7 @@ from weft.torch.session.divergence import describe_tensor, digest_of
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.marks import RECIPES
+from weft.torch.tensors.wrapped import plain_tensors_of
 
 log = logging.getLogger("weft")
 
@@ -153,11 +154,11 @@ def _share_weights(session: Session, model: Any) -> None:
                 raise DivergenceError(
                     f"{name} of the model has another shape or dtype on some ranks: build the same model everywhere"
                 )
-            content = tensors[name].detach().cpu().contiguous()
-            dist.broadcast(
-                content.view(-1).view(torch.uint8), session.peers("world")[0], session.group("world")
-            )
-            tensors[name].detach().copy_(content)
+            for each in plain_tensors_of(tensors[name].detach()):
+                content = each.cpu().contiguous()
+                flat = content.view(-1).view(torch.uint8)
+                dist.broadcast(flat, session.peers("world")[0], session.group("world"))
+                each.copy_(content)
     if differing:
         for optimizer in model.optimizers:
             optimizer.forget_masters()

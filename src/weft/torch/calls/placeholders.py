@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from weft.errors import UsageError
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import no_torch_function
 from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.wrapped import is_wrapped, plain_tensors_of, replace_inside
 
 _SAME = torch_functions.METADATA | torch_functions.GRADIENTS | torch_functions.named(
     (Tensor,), ("data_ptr", "untyped_storage", "storage_type", "share_memory_", "pin_memory", "is_set_to")
@@ -87,23 +88,42 @@ def placeholder(tensor: Tensor, owner: int, name: str) -> None:
     """Let a tensor of this rank be a placeholder from now on, and free its values."""
     if not isinstance(tensor, Placeholder):  # a copy of one is
         tensor.grad = None
-        tensor.data = _hollow(tensor)
+        if is_wrapped(tensor):
+            replace_inside(tensor, _hollow)
+        else:
+            tensor.data = _hollow(tensor)
     _marked(tensor, _kind(type(tensor)), owner, name, tensor.device)
 
 
 @contextmanager
-def filled(tensor: Tensor, values: Tensor) -> Iterator[None]:
-    """Inside, a placeholder is no placeholder: it holds these values."""
+def filled(tensor: Tensor, values: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, a placeholder is no placeholder: it holds these values, the tensors that it is made of."""
     kind = type(tensor)
     assert issubclass(kind, Placeholder)
-    tensor.__class__ = next(each for each in kind.__mro__ if not issubclass(each, Placeholder))  # type: ignore[assignment]
-    hollow, tensor.data = tensor.data, values
+    tensor.__class__ = kind_of(tensor)
+    hollow = _put(tensor, values)
     try:
         yield
     finally:
         tensor.grad = None
-        tensor.data = hollow
+        _put(tensor, hollow)
         tensor.__class__ = kind
+
+
+def _put(tensor: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
+    """Let a tensor hold these values, one of each that it is made of; those that it held."""
+    if not is_wrapped(tensor):
+        before, tensor.data = tensor.data, values[0]
+        return [before]
+    held = [*plain_tensors_of(tensor)]
+    given = iter(values)
+    replace_inside(tensor, lambda _: next(given))
+    return held
+
+
+def kind_of(tensor: Tensor) -> Any:
+    """The class of a tensor; of a placeholder that of what it stands for."""
+    return next(each for each in type(tensor).__mro__ if not issubclass(each, Placeholder))
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import in_microbatch
+from weft.torch.execution.unit_call import UnitCall
 from weft.torch.pytorch.private import call_of, has_backward_hooks, has_forward_hooks, saving_hooks
 from weft.torch.session.current import is_tracing
 from weft.torch.tensors.deferred_logits import Use, deferred_linear
@@ -23,6 +24,8 @@ LEAST_BYTES = 256 << 20
 """From this size on of the logits in single precision a head defers them by itself."""
 
 
+HEAD = 5
+"""A layer with more than so many times as many results as inputs is taken for a head by itself."""
 SEEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The models whose heads are deferred, by the setting."""
 
@@ -35,6 +38,8 @@ class Head:
         inner: Runs its code.
         least_bytes: Results that would take less in single precision are computed at once.
     """
+
+    runs = True
 
     def __init__(self, module: nn.Linear, inner: Callable[..., Any], least_bytes: int) -> None:
         self.module = module
@@ -77,14 +82,18 @@ def _is_plain(module: nn.Linear) -> bool:
 
 def defer_heads(model: nn.Module, chunked_loss: str) -> None:
     """Let the calls of the model's linear layers with many results give deferred ones, by the setting."""
-    least = {"on": 0, "auto": LEAST_BYTES}.get(chunked_loss)
+    least, times = {"on": (0, 1), "auto": (LEAST_BYTES, HEAD)}.get(chunked_loss, (None, 0))
     if least is None or model in SEEN:
         return
     SEEN.add(model)
     for module in model.modules():
-        if type(module) is nn.Linear and module.out_features > module.in_features and _is_plain(module):
+        if (
+            type(module) is nn.Linear
+            and module.out_features > times * module.in_features
+            and _is_plain(module)
+        ):
             unit = interceptor_of(module)
             if unit is None:
                 intercept(module, Head(module, call_of(module), least))
-            elif hasattr(unit, "inner"):  # it is a unit
+            elif isinstance(unit, UnitCall):
                 unit.inner = Head(module, unit.inner, least)

@@ -122,8 +122,12 @@ def call_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True if somebody, weft or ``module.compile()``, stands in for the module's call."""
-    return module._compiled_call_impl is not None
+    """True if somebody, weft or ``module.compile()``, stands in for the module's call.
+
+    Not one that says by ``runs`` that it runs the module's own code.
+    """
+    call = module._compiled_call_impl
+    return call is not None and not getattr(call, "runs", False)
 
 
 def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,6 +21,7 @@ from weft.session.step_check import advice_for
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
+from weft.torch.tensors.wrapped import plain_tensors_of
 from weft.transport.tensor_bytes import to_bytes
 
 log = logging.getLogger("weft")
@@ -70,8 +71,10 @@ def some_of(tensor: Tensor) -> Tensor:
 
 def digest_of(tensor: Tensor) -> str:
     """The same short text for the same values."""
-    content = tensor.detach().cpu().contiguous().view(-1)
-    return hashlib.blake2b(to_bytes(content), digest_size=6).hexdigest()
+    found = hashlib.blake2b(digest_size=6)
+    for each in plain_tensors_of(tensor.detach()):
+        found.update(to_bytes(each.cpu().contiguous().view(-1)))
+    return found.hexdigest()
 
 
 def describe_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) -> str:

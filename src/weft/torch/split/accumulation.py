@@ -28,6 +28,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
 from weft.torch.split.memory_room import ROOM
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
+from weft.torch.tensors.wrapped import bytes_of
 from weft.torch.trace.compiled import compiles
 from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.trace import see_saved_tensors
@@ -101,7 +102,7 @@ def _measured(session: Session, function: Callable[..., Any], batch: MiniBatch) 
 def _lasting_bytes(model: DistributedModel) -> int:
     """Parameters, their gradients and two moments of an optimizer."""
     return sum(
-        parameter.numel() * parameter.element_size() * (COPIES if parameter.requires_grad else 1)
+        bytes_of(parameter) * (COPIES if parameter.requires_grad else 1)
         for parameter in model.module.parameters()
     )
 

@@ -47,6 +47,7 @@ from weft.torch.split.open_modules import (
     turn_choices,
 )
 from weft.torch.split.unit_tree import Tree
+from weft.torch.tensors.wrapped import bytes_of
 from weft.untrusted import read_text
 
 log = logging.getLogger("weft")
@@ -223,7 +224,7 @@ def stage_costs(choice: Choice, stages: int) -> tuple[StageCost, ...]:
                 activation_bytes=saved,
                 weight_bytes=saved,  # which of these W needs is not known by unit, and it keeps gradients besides
                 transient_bytes=max((unit.transient_bytes for unit in units), default=0),
-                parameter_bytes=sum(p.numel() * p.element_size() for p in parameters.values()),
+                parameter_bytes=sum(map(bytes_of, parameters.values())),
             )
         )
     return tuple(costs)

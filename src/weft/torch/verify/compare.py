@@ -149,7 +149,7 @@ class Proof:
 
     # --- before the step ----------------------------------------------------------------------------------
 
-    def run(self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, Tensor]) -> str:
+    def run(self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, list[Tensor]]) -> str:
         """Run the reference, on the first rank. Why there is no reference; empty if there is one."""
         session = self.session
         session.monitor.note("verify", session.steps + 1)

@@ -29,6 +29,7 @@ from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import replace
+from weft.torch.tensors.wrapped import plain_tensors_of
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
@@ -71,31 +72,32 @@ class Reference:
     drew: set[str] = field(default_factory=set)
 
 
-def borrow(session: Session, models: Sequence[Any]) -> dict[int, Tensor]:
-    """On the first rank, by ``id``, the values of parameters and buffers of other ranks of its pipeline.
+def borrow(session: Session, models: Sequence[Any]) -> dict[int, list[Tensor]]:
+    """On the first rank, by ``id``, what parameters and buffers of other ranks of its pipeline are made of.
 
     Every rank of the pipeline calls this.
     """
     assert session.pipeline is not None
     peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
-    found: dict[int, Tensor] = {}
+    found: dict[int, list[Tensor]] = {}
     for model in models:
         for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
             owner = model.owners.get(name, 0)
             if owner == 0 or not tensor.numel():
                 continue
-            if rank == owner:
-                content = tensor.detach().cpu().contiguous()
-                dist.send(content.view(-1).view(torch.uint8), peers[0], group=group, tag=BORROWED)
-            elif rank == 0:
-                content = torch.empty(tensor.shape, dtype=tensor.dtype)
-                dist.recv(content.view(-1).view(torch.uint8), peers[owner], group=group, tag=BORROWED)
-                found[id(tensor)] = content.to(session.device)
+            for each in plain_tensors_of(tensor) if rank in (0, owner) else ():
+                if rank == owner:
+                    content = each.detach().cpu().contiguous()
+                    dist.send(content.view(-1).view(torch.uint8), peers[0], group=group, tag=BORROWED)
+                else:
+                    content = torch.empty(each.shape, dtype=each.dtype)
+                    dist.recv(content.view(-1).view(torch.uint8), peers[owner], group=group, tag=BORROWED)
+                    found.setdefault(id(tensor), []).append(content.to(session.device))
     return found
 
 
 @contextmanager
-def lend(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
+def lend(models: Sequence[Any], values: dict[int, list[Tensor]]) -> Iterator[None]:
     """Inside, parameters and buffers hold these values."""
     with ExitStack() as stack:
         for model in models:
@@ -105,13 +107,13 @@ def lend(models: Sequence[Any], values: dict[int, Tensor]) -> Iterator[None]:
                 if isinstance(tensor, Placeholder):
                     stack.enter_context(filled(tensor, values[id(tensor)]))
                 else:
-                    tensor.detach().copy_(values[id(tensor)])
+                    tensor.detach().copy_(values[id(tensor)][0])
         yield
 
 
 def run_alone(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, Tensor],
+    values: dict[int, list[Tensor]],
 ) -> Reference:  # fmt: skip
     """The values that one process gives for a step of this batch.
 
@@ -133,7 +135,7 @@ def run_alone(
 
 def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, Tensor], whole: bool, trial: bool,
+    values: dict[int, list[Tensor]], whole: bool, trial: bool,
 ) -> tuple[Reference, bool]:  # fmt: skip
     """The values that one process gives, and True if the step looked at what backward passes do.
 
