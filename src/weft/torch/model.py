@@ -41,9 +41,8 @@ from weft.torch.session import current
 from weft.torch.session.collectives import agree_on, gather_tensors
 from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.nested import bytes_of, is_wrapped, made_like, plain_tensors_of, replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
-from weft.torch.tensors.wrapped import bytes_of, is_wrapped, made_like, plain_tensors_of
 
 if TYPE_CHECKING:
     from weft.torch.context_parallel.weights import ContextGroup

@@ -22,8 +22,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import no_torch_function
-from weft.torch.tensors.nested import replace, tensors_in
-from weft.torch.tensors.wrapped import is_wrapped, plain_tensors_of, replace_inside
+from weft.torch.tensors.nested import is_wrapped, plain_tensors_of, replace, replace_inside, tensors_in
 
 _SAME = torch_functions.METADATA | torch_functions.GRADIENTS | torch_functions.named(
     (Tensor,), ("data_ptr", "untyped_storage", "storage_type", "share_memory_", "pin_memory", "is_set_to")

@@ -21,7 +21,7 @@ from weft.session.step_check import advice_for
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
-from weft.torch.tensors.wrapped import plain_tensors_of
+from weft.torch.tensors.nested import plain_tensors_of
 from weft.transport.tensor_bytes import to_bytes
 
 log = logging.getLogger("weft")

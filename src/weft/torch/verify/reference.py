@@ -28,8 +28,7 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import replace
-from weft.torch.tensors.wrapped import plain_tensors_of
+from weft.torch.tensors.nested import plain_tensors_of, replace
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
