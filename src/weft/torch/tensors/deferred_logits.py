@@ -694,8 +694,17 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, _, _ = ctx.saved_tensors  # refuses those that have changed
+        x, weight, _ = ctx.saved_tensors  # refuses those that have changed
         source: Source = ctx.source
+        if torch.is_grad_enabled():  # these gradients are to be differentiated themselves
+            rows = grad.reshape(-1, grad.shape[-1])
+            of_x = (rows @ weight).view(x.shape)
+            return (
+                of_x,
+                rows.t() @ x.reshape(-1, x.shape[-1]),
+                rows.sum(0) if source.wanted[2] else None,
+                None,
+            )
         gradients, factor = None, None
         of = grad.of.before_copies() if isinstance(grad, DeferredGrad) else None
         if isinstance(grad, DeferredGrad) and of is not None and of.parent is None and of.source is source:

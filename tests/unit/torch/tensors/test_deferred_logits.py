@@ -142,6 +142,22 @@ def test_gradients_wait_for_one_loss_at_a_time() -> None:
     assert not use.holds, "a loss that is let go of has nothing to wait for"
 
 
+@pytest.mark.parametrize("name", ["shifted", "soft cap", "label smoothing", "of each token"])
+def test_gradients_of_gradients(name: str) -> None:
+    found = []
+    for layer in (F.linear, lambda *given: deferred_linear(*given, Use())):
+        torch.manual_seed(1)
+        x = torch.randn(3, 13, WIDTH, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(WORDS, WIDTH, dtype=torch.float64, requires_grad=True)
+        bias = torch.randn(WORDS, dtype=torch.float64, requires_grad=True)
+        loss = IN_CHUNKS[name](layer(x, weight, bias), torch.arange(39).view(3, 13))
+        penalty = sum(
+            each.square().sum() for each in torch.autograd.grad(loss, (x, weight, bias), create_graph=True)
+        )
+        found.append(torch.autograd.grad(loss + penalty, (x, weight, bias)))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_half_precision_keeps_the_factor_of_the_loss() -> None:
     """A gradient of 1 would be too small in 16 bits; scaled by 65536 it is not."""
     grads = []
