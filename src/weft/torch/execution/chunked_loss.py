@@ -16,7 +16,7 @@ from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.execution.unit_call import UnitCall
-from weft.torch.pytorch.private import call_of, has_backward_hooks, has_forward_hooks, saving_hooks
+from weft.torch.pytorch.private import call_of, defers, has_backward_hooks, has_forward_hooks, saving_hooks
 from weft.torch.session.current import is_tracing
 from weft.torch.tensors.deferred_logits import Use, deferred_linear
 
@@ -83,7 +83,7 @@ def _is_plain(module: nn.Linear) -> bool:
 def defer_heads(model: nn.Module, chunked_loss: str) -> None:
     """Let the calls of the model's linear layers with many results give deferred ones, by the setting."""
     least, times = {"on": (0, 1), "auto": (LEAST_BYTES, HEAD)}.get(chunked_loss, (None, 0))
-    if least is None or model in SEEN:
+    if least is None or model in SEEN or not defers:
         return
     SEEN.add(model)
     for module in model.modules():

@@ -185,6 +185,28 @@ _users = _find(
 )
 
 
+_CHUNKS = "losses of language models in chunks", "their logits are computed at once"
+no_functions: Any = _find("torch._C._disabled_torch_function_impl", *_CHUNKS)
+_wrapper: Any = _find("torch.Tensor._make_wrapper_subclass", *_CHUNKS)
+UNSAFE_VIEW, TO_COPY, LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD = (
+    _find(f"torch.ops.aten.{name}.default", *_CHUNKS)
+    for name in ("_unsafe_view", "_to_copy", "_log_softmax", "_log_softmax_backward_data")
+)
+defers = None not in (no_functions, _wrapper, UNSAFE_VIEW, TO_COPY, LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD)
+"""Whether tensors without memory can stand for logits."""
+
+
+def wrapper(kind: type[Tensor], like: Tensor, device: torch.device) -> Any:
+    """A tensor of a class of one's own, of the sizes and strides of ``like``, without memory."""
+    sizes = like.shape, like.stride(), like.storage_offset()
+    return _wrapper(kind, *sizes, dtype=like.dtype, device=device)
+
+
+def writes(func: Any) -> bool:
+    """True if an operation of ``torch.ops`` writes into its arguments."""
+    return bool(func._schema.is_mutable)
+
+
 def version(tensor: Tensor) -> int:
     """The number of times that the tensor was written; 0 for an inference tensor, which does not count."""
     return 0 if tensor.is_inference() else tensor._version

@@ -24,9 +24,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import enable_reentrant_dispatch
-from torch.utils._pytree import tree_map
 
 from weft.errors import UsageError
+from weft.torch.pytorch.private import (
+    LOG_SOFTMAX,
+    LOG_SOFTMAX_BACKWARD,
+    TO_COPY,
+    UNSAFE_VIEW,
+    no_functions,
+    version,
+    wrapper,
+    writes,
+)
+from weft.torch.tensors.nested import replace
 
 aten = torch.ops.aten
 CHUNK_BYTES = 32 << 20
@@ -42,7 +52,7 @@ CHANGED = (
 
 
 class Use:
-    """What the results of a layer are used for, as far as it is known.
+    """The use that is made of a layer's results, as far as it is known.
 
     Attributes:
         defers: Nothing but losses of rows, so far.
@@ -85,11 +95,11 @@ class Source:
         self.wanted = wanted
         self.family: weakref.WeakSet[Deferred] = weakref.WeakSet()
         """All deferred tensors that come from this layer's result."""
-        self._watched = [(each, each._version) for each in (x, weight, bias) if each is not None]
+        self._watched = [(each, version(each)) for each in (x, weight, bias) if each is not None]
 
     def check(self) -> None:
         """Refuse a layer whose input or weight is another one by now."""
-        if any(tensor._version != version for tensor, version in self._watched):
+        if any(version(tensor) != before for tensor, before in self._watched):
             raise UsageError(CHANGED)
 
     def settle(self) -> None:
@@ -130,7 +140,7 @@ class Gradients:
 
 
 def _index(rows: Tensor, device: torch.device) -> slice | Tensor:
-    """What takes these rows of a tensor on ``device``: a slice if they follow each other."""
+    """The index of these rows of a tensor on ``device``: a slice if they follow each other."""
     first = int(rows[0])
     if torch.equal(rows, torch.arange(first, first + len(rows))):
         return slice(first, first + len(rows))
@@ -150,7 +160,7 @@ class Map(NamedTuple):
 
 
 class Logits:
-    """What is known of some logits [..., out]: ``made`` has made them of ``parent``, or they are the layer's result.
+    """Some logits [..., out], not computed yet: ``made`` makes them of ``parent``, or they are the layer's result.
 
     Tensors refer to this, and it to none of them: autograd's graph keeps tensors, and tensors keep the graph.
 
@@ -175,7 +185,7 @@ class Logits:
     @property
     def normalised(self) -> bool:
         """True if these are logarithms of probabilities."""
-        return self.made is not None and self.made.func is aten._log_softmax.default
+        return self.made is not None and self.made.func is LOG_SOFTMAX
 
     def dense(self) -> Tensor:
         """The logits, with memory; views of them share it."""
@@ -196,7 +206,7 @@ class Logits:
     def child(
         self, func: Any, rest: Any, kwargs: Any, rows: Tensor | None = None, maps: bool = False
     ) -> Logits:
-        """What an operation makes of these logits. ``maps``: it changes each of them."""
+        """The result of an operation on these logits. ``maps``: it changes each of them."""
         made = Map(func, rest, kwargs)
         return Logits(
             self.source, self.rows if rows is None else rows, made(self.like),
@@ -240,15 +250,12 @@ class Logits:
 class Deferred(Tensor):
     """Logits without memory; see the module."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_functions
     logits: Logits
 
     @staticmethod
     def __new__(cls, logits: Logits) -> Deferred:
-        like = logits.like
-        self: Deferred = Tensor._make_wrapper_subclass(
-            cls, like.shape, like.stride(), like.storage_offset(), dtype=like.dtype, device=logits.device
-        )
+        self: Deferred = wrapper(cls, logits.like, logits.device)
         self.logits = logits
         logits.source.family.add(self)
         ALIVE.add(self)
@@ -311,14 +318,14 @@ class DeferredGrad(Tensor):
     ``logp``: the logarithms. ``factor``: of the gradients that were computed ahead; None if these do not give it.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = no_functions
 
     @staticmethod
     def __new__(
         cls, of: Logits, logp: Logits, labels: Tensor, at: Tensor, everywhere: Tensor | None = None,
         factor: Tensor | None = None,
     ) -> DeferredGrad:  # fmt: skip
-        self: DeferredGrad = Tensor._make_wrapper_subclass(cls, of.shape, dtype=of.dtype, device=of.device)
+        self: DeferredGrad = wrapper(cls, of.like, of.device)
         self.of, self.logp, self.labels, self.at, self.everywhere = of, logp, labels, at, everywhere
         self.factor = factor
         return self
@@ -436,12 +443,12 @@ def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
             return thing.logits.dense()
         return thing.dense() if isinstance(thing, DeferredGrad) else thing
 
-    plain_args, plain_kwargs = tree_map(dense, (args, kwargs))
+    plain_args, plain_kwargs = replace((args, kwargs), dense, attributes=False)
     result = func(*plain_args, **plain_kwargs)
-    if not func._schema.is_mutable:
+    if not writes(func):
         return result
     back = {id(one.logits.dense()): one for one in found}  # autograd wants to have what it gave
-    return tree_map(lambda thing: back.get(id(thing), thing) if isinstance(thing, Tensor) else thing, result)
+    return replace(result, lambda tensor: back.get(id(tensor), tensor), attributes=False)
 
 
 # --- what leaves rows whole -----------------------------------------------------------------------------------
@@ -549,7 +556,7 @@ def _ahead(one: Logits) -> Gradients | None:
 
 
 def _shares(one: Logits, labels: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
-    """What each row counts for."""
+    """The weight of each row in the loss."""
     counts = labels != ignored
     if weight is None:
         return counts.to(one.dtype)
@@ -570,16 +577,16 @@ def _sums(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
 
 FORWARD: dict[Any, Callable[[Logits, Any, Any, Any], Any]] = {
     aten.view.default: _reshaped,
-    aten._unsafe_view.default: _reshaped,
+    UNSAFE_VIEW: _reshaped,
     aten.unsqueeze.default: _unsqueezed,
     aten.slice.Tensor: _of_rows,
     aten.select.int: _of_rows,
     aten.clone.default: _same,
-    aten._to_copy.default: _cast,
+    TO_COPY: _cast,
     aten.mul.Tensor: _scaled,
     aten.div.Tensor: _scaled,
     aten.tanh.default: _tanh,
-    aten._log_softmax.default: _log_softmax,
+    LOG_SOFTMAX: _log_softmax,
     aten.nll_loss_forward.default: _nll,
     aten.sum.dim_IntList: _sums,
 }
@@ -620,13 +627,13 @@ def _log_softmax_backward(grad: Tensor, logp: Logits, *_: Any) -> Any:
 
 BACKWARD: dict[Any, Callable[..., Any]] = {
     aten.nll_loss_backward.default: _nll_backward,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    LOG_SOFTMAX_BACKWARD: _log_softmax_backward,
 }
 
 
 def _undoes_view(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None and of.parent is not None
-    reshapes = of.made.func in (aten.view.default, aten._unsafe_view.default)
+    reshapes = of.made.func in (aten.view.default, UNSAFE_VIEW)
     return reshapes and list(rest[0]) == list(of.parent.shape)
 
 
@@ -643,7 +650,7 @@ def _undoes_slice(of: Logits, rest: Any, kwargs: Any) -> bool:
 
 def _undoes_cast(of: Logits, rest: Any, kwargs: Any) -> bool:
     assert of.made is not None and of.parent is not None
-    return of.made.func is aten._to_copy.default and kwargs.get("dtype") == of.parent.dtype
+    return of.made.func is TO_COPY and kwargs.get("dtype") == of.parent.dtype
 
 
 def _undoes_scale(func: Any) -> Callable[[Logits, Any, Any], bool]:
@@ -669,11 +676,11 @@ def _undoes_unsqueeze(of: Logits, rest: Any, kwargs: Any) -> bool:
 
 ADJOINT: dict[Any, Callable[[Logits, Any, Any], bool]] = {
     aten.view.default: _undoes_view,
-    aten._unsafe_view.default: _undoes_view,
+    UNSAFE_VIEW: _undoes_view,
     aten.slice_backward.default: _undoes_slice,
     aten.select_backward.default: _undoes_slice,
     aten.squeeze.dim: _undoes_unsqueeze,
-    aten._to_copy.default: _undoes_cast,
+    TO_COPY: _undoes_cast,
     aten.mul.Tensor: _undoes_scale(aten.mul.Tensor),
     aten.div.Tensor: _undoes_scale(aten.div.Tensor),
     aten.tanh_backward.default: _undoes_tanh,
