@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from typing import Any
 
 import pytest
@@ -290,6 +291,10 @@ class Whole8(Tensor):
         raise NotImplementedError(f"{func} of a quantised weight")
 
 
+def values_of(tensor: Tensor) -> Tensor:
+    return tensor.values() if isinstance(tensor, Whole8) else tensor
+
+
 @check
 def adapters_over_quantised_weights() -> None:
     """A frozen weight that is made of others lies on one rank, in its own size, and is gathered as what it is."""
@@ -330,6 +335,15 @@ def adapters_over_quantised_weights() -> None:
     for name, weight in plain.named_parameters():
         if weight.requires_grad:
             torch.testing.assert_close(state[name], weight.detach())
+    folder = weft.allgather(tempfile.mkdtemp())[0]
+    weft.save_checkpoint(folder, "step", model=model, optimizer=optimizer)
+    with torch.no_grad():
+        for _, weight in model.local_named_parameters():
+            (weight.scale if isinstance(weight, Whole8) else weight).zero_()
+    weft.resume_from_checkpoint(folder, model=model, optimizer=optimizer)
+    again = model.state_dict()
+    for name, value in state.items():
+        torch.testing.assert_close(values_of(again[name]), values_of(value), rtol=0, atol=0)
     here = [weight for _, weight in net.named_parameters() if isinstance(weight, Whole8)]
     held = sum(weight.whole.untyped_storage().nbytes() for weight in here)
     assert held < len(here) * WIDTH * WIDTH, "others hold nothing of it"

@@ -29,6 +29,7 @@ from weft.torch.replicas.full_tensors import full_tensor, like
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
+from weft.torch.tensors.nested import named_plain_tensors
 from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
 from weft.untrusted import translated
 
@@ -43,7 +44,10 @@ class Tensors(Protocol):
 
 
 def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """The state of a module: tensors by their first name, further names of the same tensors, and what is no tensor."""
+    """The state of a module: tensors by their first name, further names of the same tensors, and what is no tensor.
+
+    Of a tensor that is made of others these are in it: ``weight.scale``, say.
+    """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     objects: dict[str, Any] = {}
@@ -55,7 +59,7 @@ def named_state(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], d
             aliases[name] = first[id(value)]
         else:
             first[id(value)] = name
-            tensors[name] = value
+            tensors |= named_plain_tensors(value, name)
     return tensors, aliases, objects
 
 
@@ -72,6 +76,8 @@ def owner_of(model: DistributedModel, name: str) -> int:
     if name in model.owners:
         return model.owners[name]
     above = name.rpartition(".")[0]
+    if above in model.owners:  # what a tensor is made of
+        return model.owners[above]
     return next((at for other, at in model.owners.items() if above and other.startswith(f"{above}.")), 0)
 
 
@@ -209,7 +215,7 @@ def local_targets(session: Session, model: DistributedModel) -> Iterator[tuple[l
     """The tensors that this rank holds, each with its names, the first name first."""
     tensors, aliases, _ = named_state(model.module)
     for name, value in tensors.items():
-        if model.is_local(name):
+        if model.is_local(name) and model.is_local(name.rpartition(".")[0]):  # or what has it in it
             yield [name, *(alias for alias, first in aliases.items() if first == name)], value
 
 

@@ -253,11 +253,16 @@ def is_wrapped(tensor: Tensor) -> bool:
 
 def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors with memory that ``tensor`` is made of; itself, if it is none of that kind."""
+    return (each for _, each in named_plain_tensors(tensor, ""))
+
+
+def named_plain_tensors(tensor: Tensor, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The same with names: that of ``tensor``, and where it is made of others ``name.inner``."""
     if not is_wrapped(tensor):
-        yield tensor
+        yield name, tensor
         return
-    for name in _names_in(tensor):
-        yield from plain_tensors_of(getattr(tensor, name))
+    for inner in _names_in(tensor):
+        yield from named_plain_tensors(getattr(tensor, inner), f"{name}.{inner}")
 
 
 def bytes_of(tensor: Tensor) -> int:
