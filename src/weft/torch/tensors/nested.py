@@ -247,8 +247,11 @@ def has_objects(tree: Any) -> bool:
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """True if ``tensor`` is made of others."""
-    return hasattr(tensor, "__tensor_flatten__")
+    """True if ``tensor`` is made of others; a sharded one (``DTensor``), of which each rank has a part, is not."""
+    kinds = type(tensor).__mro__
+    return hasattr(tensor, "__tensor_flatten__") and not any(
+        each.__module__.startswith("torch.distributed.") for each in kinds
+    )
 
 
 def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:
