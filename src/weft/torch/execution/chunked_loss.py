@@ -22,8 +22,6 @@ from weft.torch.tensors.deferred_logits import Use, deferred_linear
 
 LEAST_BYTES = 256 << 20
 """From this size on of the logits in single precision a head defers them by itself."""
-
-
 HEAD = 5
 """A layer with more than so many times as many results as inputs is taken for a head by itself."""
 SEEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -193,7 +193,7 @@ UNSAFE_VIEW, TO_COPY, LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD = (
     for name in ("_unsafe_view", "_to_copy", "_log_softmax", "_log_softmax_backward_data")
 )
 defers = None not in (no_functions, _wrapper, UNSAFE_VIEW, TO_COPY, LOG_SOFTMAX, LOG_SOFTMAX_BACKWARD)
-"""Whether tensors without memory can stand for logits."""
+"""True if tensors without memory can stand for logits."""
 
 
 def wrapper(kind: type[Tensor], like: Tensor, device: torch.device) -> Any:

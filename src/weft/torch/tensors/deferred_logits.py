@@ -7,8 +7,9 @@ at 128,000 words they are most of the memory of the last rank. But the loss need
 
 So the head returns a tensor that knows ``x`` and ``weight`` and has no memory. Whatever leaves rows whole (views,
 slices of rows, a cast, a scale, a soft cap) gives another such tensor. Where the loss comes, chunks of rows are
-computed, used and dropped. The backward pass computes them again, and gives both gradients at once. Any other
- operation gets the logits as they are (`Deferred.dense`). Autograd sees one node, a linear layer.
+computed, used and dropped. Where the loss is one number, the same chunks give the gradients of ``x`` and ``weight``;
+else the backward pass computes them again. Any other operation gets the logits as they are (`Logits.dense`). Autograd
+sees one node, a linear layer.
 
 The idea of the chunks: Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, arXiv 2411.09009.
 """
@@ -302,11 +303,7 @@ class Deferred(Tensor):
             found = None if rule is None else rule(first.logits, func, args[1:], kwargs)
             if found is not None:
                 return Deferred(found) if isinstance(found, Logits) else found
-        if func in BACKWARD and isinstance(args[1], Deferred) and args[1].logits.value is None:
-            found = BACKWARD[func](args[0], args[1].logits, *args[2:])
-            if found is not None:
-                return found
-        return _plainly(func, args, kwargs)
+        return _backward(func, args, kwargs)
 
 
 class DeferredGrad(Tensor):
@@ -399,11 +396,7 @@ class DeferredGrad(Tensor):
             found = _sum(*args)
             if found is not None:
                 return found
-        if func in BACKWARD and isinstance(args[1], Deferred) and args[1].logits.value is None:
-            found = BACKWARD[func](args[0], args[1].logits, *args[2:])
-            if found is not None:
-                return found
-        return _plainly(func, args, kwargs)
+        return _backward(func, args, kwargs)
 
 
 def _of_logits(logp: Tensor, labels: Tensor, at: Tensor, everywhere: Tensor | None = None) -> Tensor:
@@ -430,6 +423,15 @@ def _sum(one: Any, other: Any) -> DeferredGrad | None:
         return None
     rows = other[:, 0] if one.everywhere is None else one.everywhere + other[:, 0]
     return DeferredGrad(one.of, one.logp, one.labels, one.at, rows)
+
+
+def _backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation of a loss's backward pass without memory, or of any operation with it."""
+    if func in BACKWARD and isinstance(args[1], Deferred) and args[1].logits.value is None:
+        found = BACKWARD[func](args[0], args[1].logits, *args[2:])
+        if found is not None:
+            return found
+    return _plainly(func, args, kwargs)
 
 
 def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
@@ -518,7 +520,7 @@ def _nll(one: Logits, func: Any, rest: Any, kwargs: Any) -> Any:
     logits = one.parent
     assert logits is not None
     ahead = _ahead(one) if reduction else None
-    at_labels = -shares / total if reduction == 1 else -shares
+    at_labels = _at_labels(labels, ignored, -shares / total if reduction == 1 else -shares)
     for at, inputs, layer, mapped in logits.chunks():
         logp = torch.log_softmax(mapped, -1, dtype=one.dtype)
         picked[at] = logp.gather(1, safe[at].unsqueeze(1)).squeeze(1)
@@ -553,6 +555,11 @@ def _ahead(one: Logits) -> Gradients | None:
     found = Gradients(source)
     use.hold(found)
     return found
+
+
+def _at_labels(labels: Tensor, ignored: int, grad: Tensor) -> Tensor:
+    """The gradient at each row's label, [rows]: nothing at ignored ones, also where the mean is over no row at all."""
+    return torch.where(labels == ignored, grad.new_zeros(()), grad)
 
 
 def _shares(one: Logits, labels: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
@@ -608,8 +615,7 @@ def _nll_backward(
     if not logp.normalised or isinstance(grad, (Deferred, DeferredGrad)):
         return None
     at = -grad * _shares(logp, labels, weight, ignored)
-    if reduction == 1:
-        at = at / total
+    at = _at_labels(labels, ignored, at / total if reduction == 1 else at)
     factor = grad if reduction and logp.ahead is not None else None
     return DeferredGrad(logp, logp, torch.where(labels == ignored, 0, labels), at, factor=factor)
 

@@ -43,7 +43,7 @@ class Record:
     largest_bytes: int = 0
     """Of the tensors that autograd keeps of it, the largest."""
     recomputed_bytes: int = 0
-    """What an activation checkpoint that ends in it computes again before its backward pass."""
+    """Of the results that an activation checkpoint that ends in it computes again before its backward pass."""
     output_bytes: int = 0
     operations: int = 0
     describable: bool = True

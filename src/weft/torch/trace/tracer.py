@@ -92,7 +92,7 @@ class Tracer:
         self.went_backward = False
         self.going_back = False
         self.recomputed_bytes = 0
-        """What activation checkpoints have computed again since a node of the backward pass ran."""
+        """Of the results that activation checkpoints have computed again since a node of the backward pass ran."""
         self.reached = 0.0
         """The moment up to which the time of the backward pass has been counted."""
         self.leaking: set[str] = set()

@@ -128,6 +128,19 @@ def test_each_chunk_is_computed_once_where_the_loss_is_a_number(
     assert rows == [8, 8, 8, 8, 4] * times
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_microbatch_of_padding_gives_no_gradient(reduction: str) -> None:
+    """Its mean is no number, but plain PyTorch's gradients are zeros: they must not spoil the weights."""
+    found = []
+    for layer in (F.linear, lambda *given: deferred_linear(*given, Use())):
+        x = torch.ones(3, WIDTH, requires_grad=True)
+        weight = torch.ones(WORDS, WIDTH, requires_grad=True)
+        loss = F.cross_entropy(layer(x, weight, None), torch.full((3,), -100), reduction=reduction)
+        loss.sum().backward()
+        found.append((loss.detach(), x.grad, weight.grad))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
 def test_gradients_wait_for_one_loss_at_a_time() -> None:
     use, weight = Use(), torch.randn(WORDS, WIDTH, requires_grad=True)
     x, labels = torch.randn(3, WIDTH, requires_grad=True), torch.tensor([1, 2, 3])
