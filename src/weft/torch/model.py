@@ -547,7 +547,10 @@ class DistributedModel(nn.Module):
         }
         wrapped = {
             f"{prefix}{name}": tensor
-            for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers())
+            for name, tensor in (
+                *self.module.named_parameters(remove_duplicate=False),
+                *self.module.named_buffers(remove_duplicate=False),
+            )
             if is_wrapped(tensor)
         }
         parts = {
