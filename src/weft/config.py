@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +23,8 @@ from weft.untrusted import MOST_RANKS, parse_json, read_text, shown, shown_path,
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
 """Other names that existing scripts use for a setting."""
+GROUP = "offload"
+"""Settings that begin so may be written as one: `"offload": {"optimizer": true}` for `"offload_optimizer": true`."""
 
 PLACEMENTS = {"cluster": "DPT", "spread": "TPD"} | {
     letters: letters for letters in map("".join, itertools.permutations("DPT"))
@@ -125,7 +127,13 @@ class Settings:
         False, Flag(), "each replica keeps and updates a shard of the optimizer states (ZeRO-1)"
     )
     offload_activations: bool = _setting(
-        False, Flag(), "keep checkpointed activations in host memory between forward and backward pass"
+        False,
+        Flag(),
+        "activations of microbatches that wait for their backward pass wait in host memory, see "
+        "docs/large-models.md#offload",
+    )
+    offload_optimizer: bool = _setting(
+        False, Flag(), "the optimizer's states wait in host memory, see docs/large-models.md#offload"
     )
     chunked_loss: Literal["auto", "on", "off"] = _setting(
         "auto",
@@ -407,25 +415,36 @@ def _from_text(origin: str, text: str, faults: list[str], may_be_path: bool = Tr
 
 
 def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dict[str, Any]:
-    """`source` with aliases replaced and unknown keys reported."""
+    """`source` with each setting under its own name, and unknown keys reported."""
     known = [setting.name for setting in fields(Settings)]
     result: dict[str, Any] = {}
-    for key, value in source.items():
-        name = ALIASES.get(key, key)
+    first: dict[str, str] = {}
+    for key, name, value in _named(source):
         if name not in known:
             told = key if isinstance(key, str) else shown(key)
             close = difflib.get_close_matches(told, [*known, *ALIASES], n=1)
+            if told.startswith(GROUP):
+                close = [" or ".join(each for each in known if each.startswith(GROUP))]
             hint = f'did you mean "{close[0]}"?' if close else f"the settings are {', '.join(known)}"
             faults.append(f'there is no setting "{shown_text(told)}" ({origin}): {hint}')
         elif name in result and result[name] != value:
-            alias = next(other for other, meant in ALIASES.items() if meant == name)
             faults.append(
-                f'"{name}" and "{alias}" ({origin}) are the same setting but have the values '
-                f"{shown(source[name])} and {shown(source[alias])}: leave one out"
+                f'"{first[name]}" and "{key}" ({origin}) are the same setting but have the values '
+                f"{shown(result[name])} and {shown(value)}: leave one out"
             )
         else:
             result[name] = value
+            first.setdefault(name, key)
     return result
+
+
+def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Each value of `source`, with its key and the name of its setting; a group gives one for each of its own."""
+    for key, value in source.items():
+        if key == GROUP and isinstance(value, Mapping):
+            yield from ((f"{key}.{each}", f"{key}_{each}", own) for each, own in value.items())
+        else:
+            yield key, ALIASES.get(key, key), value
 
 
 def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

@@ -84,6 +84,7 @@ class Job:
             "microbatches": 2,
             "shard_optimizer_state": False,
             "offload_activations": False,
+            "offload_optimizer": False,
         }
         weft.init({**defaults, "sharded_data_parallel_degree": degree, **settings})
         net = Net()
@@ -158,7 +159,7 @@ def train_alone(steps: int) -> tuple[list[Any], dict[str, Tensor], list[float]]:
 def trains_as_one_process() -> None:
     expected, parameters, losses = train_alone(STEPS)
     numel = sum(p.numel() for p in Net().parameters())
-    for degree, settings in ((4, {}), (2, {}), (2, {"offload_activations": True})):
+    for degree, settings in ((4, {}), (2, {}), (2, {"offload_activations": True, "offload_optimizer": True})):
         job = Job(degree, **settings)
         assert (
             job.model.sharded

@@ -317,8 +317,8 @@ FAULTS = (
     Fault(
         "runtime",
         "runtime/executor.py",
-        "for other in entering) < self._order.limit",
-        "for other in entering) <= self._order.limit",
+        "for other in entering) < self.order.limit",
+        "for other in entering) <= self.order.limit",
         "holds one microbatch more on a rank than active_microbatches allows",
     ),
     Fault(

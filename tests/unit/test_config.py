@@ -31,6 +31,7 @@ def test_defaults():
         "all_reduce": "auto",
         "shard_optimizer_state": False,
         "offload_activations": False,
+        "offload_optimizer": False,
         "chunked_loss": "auto",
         "sharded_data_parallel_degree": 1,
         "sharded_parameters_gathered": "step",

@@ -30,6 +30,8 @@ from weft.untrusted import read_text, whole
 
 KEPT_BYTES = 1 << 30
 KEPT_SHARE = 1 / 16
+SCARCE_BYTES = 1 << 20
+"""The same where memory is scarce: buffers from so many bytes on are mapped, and unmapped when they are freed."""
 EVERY = 8
 """Steps from one look at the memory to the next."""
 LEAST_GROWTH_BYTES = 64 << 20
@@ -41,19 +43,25 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
-def keep_memory(environ: Mapping[str, str], ranks: int = 1) -> bool:
-    """Set malloc up for this process, of ``ranks`` on its host; whether there was a glibc that took all of it."""
+def keep_memory(environ: Mapping[str, str], ranks: int = 1, scarce: bool = False) -> bool:
+    """Set malloc up for this process, of ``ranks`` on its host; whether there was a glibc that took all of it.
+
+    ``scarce``: memory counts for more than time. Large buffers go back to the system at once.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    kept = min(KEPT_BYTES, int(host_bytes(ranks) * KEPT_SHARE))
+    kept = SCARCE_BYTES if scarce else min(KEPT_BYTES, int(host_bytes(ranks) * KEPT_SHARE))
     options = (
-        ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, KEPT_BYTES),
+        ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, SCARCE_BYTES if scarce else KEPT_BYTES),
         ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, kept),
         ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
     )
-    wanted = [(option, value) for name, option, value in options if name not in environ]
+    own = (
+        (None, str(KEPT_BYTES)) if scarce else (None,)
+    )  # what weft's launcher has set is not the user's wish
+    wanted = [(option, value) for name, option, value in options if environ.get(name) in own]
     return all([mallopt(option, value) == 1 for option, value in wanted])
 
 

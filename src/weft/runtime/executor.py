@@ -98,7 +98,7 @@ class Executor:
         mailbox (a peer failed) likewise.
         """
         self.spans = []
-        self._order, self._checks = order, checks
+        self.order, self._checks = order, checks
         self._held, self._tasks = set(), {}
         self._before_forward = order.before_forward()
         self._interrupted = False
@@ -187,14 +187,14 @@ class Executor:
         """Of those that could run, the one whose next action the list names first; (stage, microbatch) for a W."""
         best: Microbatch | tuple[int, int] | None = None
         best_position = LAST + 1
-        place = self._order.position.get
+        place = self.order.position.get
         entering = [place(("F", m.stage, m.index), LAST) for m in self._active if m.entering]
 
         def room(position: int) -> bool:
             """True if a stage may be entered: whoever waits to, and comes first in the list, keeps a place."""
             if self._before_forward and self._before_forward[0][0] < position:
                 return False
-            return len(self._held) + sum(other < position for other in entering) < self._order.limit
+            return len(self._held) + sum(other < position for other in entering) < self.order.limit
 
         for number, microbatch in enumerate(self._active):
             if not microbatch.ready(self.mailbox):
@@ -227,7 +227,7 @@ class Executor:
 
     def _release(self, stage: int, index: int) -> None:
         """The stage is done with the microbatch; the rank's first one only when its program has ended."""
-        if stage != self._order.first or all(microbatch.index != index for microbatch in self._active):
+        if stage != self.order.first or all(microbatch.index != index for microbatch in self._active):
             self._held.discard((stage, index))
 
     def let_go(self, microbatch: Microbatch) -> None:
@@ -278,7 +278,7 @@ class Executor:
 
     def _doing(self, microbatch: Microbatch) -> tuple[str, int]:
         """The kind of action that the microbatch is at, and the stage."""
-        later = microbatch.phase == "B" and (microbatch.stage, microbatch.index) in self._order.later
+        later = microbatch.phase == "B" and (microbatch.stage, microbatch.index) in self.order.later
         return "I" if later else microbatch.phase, microbatch.stage
 
     def _end_slice(self, microbatch: Microbatch) -> None:

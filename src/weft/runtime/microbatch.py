@@ -191,6 +191,15 @@ class Microbatch:
             return self.before.done
         return self.before.over() or self.before.times.get(place, 0) >= times
 
+    def waits_before_backward(self) -> bool:
+        """True if the rank does anything else between the forward and the backward pass of its stage."""
+        return bool(self.executor.order.waits(self.stage, self.index))
+
+    def next_backward(self) -> tuple[int, int] | None:
+        """The (stage, microbatch) whose backward pass comes after that of its stage."""
+        found: tuple[int, int] | None = self.executor.order.next_backward(self.stage, self.index)
+        return found
+
     def over(self) -> bool:
         """True if its forward pass has ended, as far as one knows."""
         return self.done or (self.expected is not None and self.passes > self.expected)

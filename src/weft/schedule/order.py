@@ -3,8 +3,10 @@ any kind can take it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from weft.schedule.schedule import Action, in_flight
 
@@ -54,6 +56,23 @@ class Order:
     def before_forward(self) -> list[tuple[int, tuple[str, int, int]]]:
         """Position and (phase, stage, microbatch) of what an F waits for where the list names it before."""
         return sorted((at, what) for what, at in self.position.items() if self.bounded and what[0] != "F")
+
+    @cached_property
+    def _backward(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """By (stage, microbatch), whose backward pass the list has next."""
+        found = [
+            what[1:] for what, _ in sorted(self.position.items(), key=lambda one: one[1]) if what[0] == "B"
+        ]
+        return dict(itertools.pairwise(found))
+
+    def next_backward(self, stage: int, microbatch: int) -> tuple[int, int] | None:
+        """The (stage, microbatch) whose backward pass comes after this one's; None at the end, or if unknown."""
+        return self._backward.get((stage, microbatch))
+
+    def waits(self, stage: int, microbatch: int) -> bool:
+        """True if the rank does anything between the forward and the backward pass of a microbatch."""
+        forward, backward = (self.position.get((kind, stage, microbatch), LAST) for kind in "FB")
+        return backward - forward > 1
 
     def splits(self, microbatch: int) -> frozenset[int]:
         """The stages in which the backward pass of ``microbatch`` is I and W."""

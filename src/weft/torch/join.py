@@ -36,6 +36,7 @@ from weft.topology.mesh import Mesh
 from weft.torch.agreement import Agreement
 from weft.torch.backward import matrix_products
 from weft.torch.execution.thread_settings import in_microbatch
+from weft.torch.offload.activations import Activations
 from weft.torch.optimizer import is_local
 from weft.torch.pretrained import MODELING, read_by_parts
 from weft.torch.replicas.metrics import count_replicas_once
@@ -85,7 +86,9 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     check(place.rank == 0)
     count_replicas_once(current.present)
     keep_log_visible()
-    keep_memory(os.environ, place.local_size)  # before there are more threads
+    keep_memory(
+        os.environ, place.local_size, settings.offload_activations or settings.offload_optimizer
+    )  # before there are more threads
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)
@@ -112,6 +115,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     for file in MODELING:
         when_imported(file, read_by_parts)
     session.agreement.watch_optimizers()
+    session.activations = Activations(device) if settings.offload_activations else None
     if settings.partitions * settings.tp_size > 1:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
@@ -175,6 +179,7 @@ def _change(session: Session, settings: Settings, dp_has_tp: bool) -> None:
             settings, optimize=old.optimize, memory_weight=old.memory_weight
         )  # decided, see room
     session.use_settings(settings)
+    session.activations = Activations(session.device) if settings.offload_activations else None
     session.mesh = replace(session.mesh, alike=_reads_alike(settings, dp_has_tp))
     matrix_products.multiplier.allowed = not settings.deterministic
 

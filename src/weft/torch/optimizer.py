@@ -14,9 +14,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
+from weft.torch.offload.states import OffloadedStates
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.reducer import without_gradients
-from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain, updates_parts_alike
+from weft.torch.replicas.sharded_optimizer import (
+    Shares,
+    by_parameter,
+    tensors_and_plain,
+    updates_parts_alike,
+    updates_weights_alone,
+)
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
@@ -71,6 +78,7 @@ class DistributedOptimizer(Optimizer):
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
+        self._offloaded: OffloadedStates | None = None
         current.session().agreement.add_optimizer(self)
         setattr(optimizer, WRAPPED, self)
         for model in current.session().models:
@@ -126,7 +134,7 @@ class DistributedOptimizer(Optimizer):
         return {"optimizer": self.optimizer}
 
     def __setstate__(self, content: dict[str, Any]) -> None:
-        self.__dict__.update(content, _shares=None)
+        self.__dict__.update(content, _shares=None, _offloaded=None)
 
     @property
     def shares(self) -> Shares | None:
@@ -193,7 +201,34 @@ class DistributedOptimizer(Optimizer):
             return result
 
     def _update(self) -> Any:
-        return self.optimizer.step()
+        offloaded = self.offloaded
+        return self.optimizer.step() if offloaded is None else offloaded.step()
+
+    @property
+    def offloaded(self) -> OffloadedStates | None:
+        """The states as they wait outside of the device; None without ``offload_optimizer``.
+
+        Raises:
+            UsageError: The optimizer cannot update some parameters after the others.
+        """
+        session = current.session()
+        if self._offloaded is None and session.settings.offload_optimizer and session.rehearsal is None:
+            if not updates_weights_alone(self.optimizer):
+                raise UsageError(
+                    f"{type(self.optimizer).__name__} looks at several parameters at once, and offload_optimizer "
+                    'updates some after the others: write "offload_optimizer": false, or take an optimizer that '
+                    "updates each parameter for itself (AdamW, say)"
+                )
+            self._offloaded = OffloadedStates(self.optimizer, session.device)
+        return self._offloaded
+
+    def _give_state(self, content: Mapping[str, Any]) -> None:
+        """Give a state to the wrapped optimizer."""
+        offloaded = self.offloaded
+        if offloaded is None:
+            self.optimizer.load_state_dict(dict(content))
+        else:
+            offloaded.load(content)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget this rank's gradients."""
@@ -261,7 +296,7 @@ class DistributedOptimizer(Optimizer):
 
     def load_own_state(self, content: dict[str, Any], more: Any) -> None:
         """Take back what :meth:`own_state` gave."""
-        self.optimizer.load_state_dict(content)
+        self._give_state(content)
 
     def _gathered(self, entries: dict[Any, dict[str, Any]], axis: str | None) -> dict[Any, dict[str, Any]]:
         """States by parameter, from all ranks along an axis; those of this rank without one."""
@@ -300,7 +335,7 @@ class DistributedOptimizer(Optimizer):
             for n, entry in content.get("state", {}).items()
             if mine[int(n)]
         }
-        self.optimizer.load_state_dict(content)
+        self._give_state(content)
 
 
 def _refuse_mixed_lists(optimizer: Optimizer) -> None:

@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace as replace_fields
 from typing import Any
 
@@ -184,6 +185,8 @@ class Step:
         """The results of the microbatches, and their weights; gradients are those of all replicas."""
         session.agreement.begin_step()
         begin_step(session, batch.microbatches)
+        if session.activations is not None:
+            session.activations.begin(model.module for model in session.models)
         if session.pipeline is None:
             results = self._alone(session, batch)
         else:
@@ -267,9 +270,14 @@ class Step:
         session.count_step(self._evaluates(session))
         session.monitor.note("", session.steps)
         results = []
+        offloading = nullcontext if session.activations is None else session.activations.all
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
-            with current_scale(batch.weight(index), batch.fault), record_forward(session, index):
+            with (
+                current_scale(batch.weight(index), batch.fault),
+                record_forward(session, index),
+                offloading(),
+            ):
                 try:
                     result = self.function(*args, **kwargs)
                 except RuntimeError as error:

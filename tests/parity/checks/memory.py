@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from weft.runtime.microbatch import present
 from weft.torch.activation_checkpointing import set_activation_checkpointing
-from weft.torch.session import offload
+from weft.torch.offload import activations, states
 from weft.torch.session import pipeline as pipelines
 from weft.torch.session.current import session
 
@@ -168,40 +169,63 @@ def simple_schedule_holds_many() -> None:
 
 @check
 def offloaded_activations_come_back() -> None:
-    """A checkpoint that is spread over partitions, and one inside of a unit: both give away what they keep."""
-    moved: list[str] = []
+    """Units, checkpoints that are spread over partitions and inside of a unit, weight gradients that come later: what
+    they keep goes out while a microbatch waits, and gradients are those of one process."""
+    out: list[tuple[int, int]] = []
+    real_init, real_least = activations._Storage.__init__, activations.LEAST_BYTES
 
-    class Moved(torch.autograd.graph.saved_tensors_hooks):
-        def __init__(self, pin_memory: bool) -> None:
-            super().__init__(self.pack, self.unpack)
-
-        def pack(self, tensor: Tensor) -> Tensor:
-            moved.append("out")
-            return tensor.clone()
-
-        def unpack(self, packed: Tensor) -> Tensor:
-            moved.append("back")
-            return packed
+    def noted(self: Any, *args: Any) -> None:
+        microbatch = present()
+        assert microbatch is not None
+        out.append((microbatch.stage, microbatch.index))
+        real_init(self, *args)
 
     def layer() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
-    net = seeded(lambda: nn.Sequential(nn.Sequential(layer(), layer()), layer(), layer()))
-    real, offload.save_on_cpu = offload.save_on_cpu, Moved  # type: ignore[assignment,misc]
+    places = {"0.0": 0, "0.1": 1, "1": 0, "2": 1}
+    activations._Storage.__init__, activations.LEAST_BYTES = noted, 1  # type: ignore[method-assign]
     try:
-        for module in (net[0], net[2]):
-            set_activation_checkpointing(module, strategy="contiguous")
-        same_as_alone(
-            net,
-            vectors(),
-            places={"0.0": 0, "0.1": 1, "1": 0, "2": 1},
-            offload_activations=True,
-            verify="off",
-        )
+        for checkpoints, pipeline in ((True, "1f1b"), (False, "1f1b"), (False, "gpipe"), (False, "zb_h1")):
+            net = seeded(lambda: nn.Sequential(nn.Sequential(layer(), layer()), layer(), layer()))
+            for module in (net[0], net[2]) if checkpoints else ():
+                set_activation_checkpointing(module, strategy="contiguous")
+            out.clear()
+            same_as_alone(
+                net, vectors(), places=places, offload_activations=True, pipeline=pipeline, verify="off"
+            )
+            rank = session().position("pp")
+            assert out or (rank == 1 and pipeline != "gpipe"), "the last rank goes back at once there"
     finally:
-        offload.save_on_cpu = real  # type: ignore[misc]
+        activations._Storage.__init__, activations.LEAST_BYTES = real_init, real_least  # type: ignore[method-assign]
         start(offload_activations=False, verify="losses")
-    assert moved.count("out") == moved.count("back") > 0, moved
+
+
+@check
+def offloaded_states_are_those_of_one_process() -> None:
+    """AdamW over two partitions, its states outside: the weights after some steps, and a state that is loaded."""
+    real = states.BUCKET_BYTES, states.LEAST_BYTES
+    states.BUCKET_BYTES, states.LEAST_BYTES = 300, 16
+    found = []
+    try:
+        for offload in (False, True):
+            start(2, offload={"optimizer": offload})
+            net = seeded(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
+            model = weft.DistributedModel(net)
+            optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+            for number in range(4):
+                optimizer.zero_grad()
+                train(model, torch.full((2, WIDTH), 1.0 + number))
+                optimizer.step()
+                if number == 1:
+                    whole = optimizer.state_dict()
+                    optimizer.load_state_dict(whole)
+            assert (optimizer.offloaded is not None) is offload
+            found.append((model.state_dict(), optimizer.state_dict()["state"]))
+    finally:
+        states.BUCKET_BYTES, states.LEAST_BYTES = real
+        start(offload_optimizer=False)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @check

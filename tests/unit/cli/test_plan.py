@@ -120,7 +120,6 @@ def test_the_text_has_a_sentence_a_table_and_a_command(llama, capsys):
     [
         (["--precision", "fp8"], "products in fp8 are not in weft"),
         (["--lora", "8", "--quantized", "4"], "linears of 4 bits were not tried with weft"),
-        (["--offload", "optimizer"], "an optimizer whose states are in host memory is not in weft"),
     ],
 )
 def test_a_plan_that_weft_cannot_run_says_so(capsys, options, why):

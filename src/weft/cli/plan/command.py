@@ -146,9 +146,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         choices=(8, 4),
         help="with --lora: bits of the frozen linears (NF4: 4.5 with scales)",
     )
-    group.add_argument(
-        "--offload", choices=("optimizer",), help="the optimizer and its states are in host memory"
-    )
+    group.add_argument("--offload", choices=("optimizer",), help="the optimizer's states wait in host memory")
     group.add_argument(
         "--unfused-attention", action="store_true", help="attention writes its scores into memory"
     )

@@ -75,8 +75,8 @@ def _to_write(found: Answer) -> ToWrite | None:
     who = "weft runs" if one.data == 1 else f"each of {one.data} replicas runs"
     return ToWrite(
         today(found),
-        command(one, microbatches, found.asked.machines),
-        settings(one, microbatches),
+        command(one, microbatches, found.asked.machines, found.asked.job),
+        settings(one, microbatches, found.asked.job),
         f"In a step {who} {_many(microbatches, 'microbatch', 'es')} of {_many(one.microbatch, 'sequence')}.",
     )
 

@@ -30,7 +30,7 @@ def as_text(found: Answer, compare: bool, explain: bool) -> str:
         parts.append(own(found))
     parts.append("\n".join(others(found)))
     if (plan := found.runs_today) is not None:
-        written = command(plan.division, plan.step.microbatches, found.asked.machines)
+        written = command(plan.division, plan.step.microbatches, found.asked.machines, found.asked.job)
         parts.append(f"{today(found)}\n  {written}")
     if compare or not found.search.best:
         parts += _comparison(found)
@@ -290,5 +290,5 @@ def _plan_json(asked: Asked, plan: Plan) -> dict[str, Any]:
         "step": {name: seconds for name, seconds, _ in step_terms(asked.job, plan)},
         "memory": {name: size for name, size, _ in memory_terms(asked.job, plan)},
         "weft_cannot": why,
-        "settings": {} if why else settings(plan.division, plan.step.microbatches),
+        "settings": {} if why else settings(plan.division, plan.step.microbatches, asked.job),
     }

@@ -35,8 +35,8 @@ class Job:
             stage 2, arXiv 1910.02054). With weft each gets all of it (stage 1).
         lora: The rank of the adapters that are trained in place of the model; 0: the model itself is trained.
         quantized: Bits of the frozen linears, one of `adapters.BITS`; 0: as products read them.
-        offload_optimizer: Whether the optimizer and its states are in host memory (Ren et al., ZeRO-Offload, arXiv
-            2101.06840).
+        offload_optimizer: Whether the optimizer's states wait in host memory (Ren et al., ZeRO-Offload, arXiv
+            2101.06840, with the update on the device).
     """
 
     sizes: Sizes

@@ -288,20 +288,16 @@ def _exposed(whole: float, computed: float, division: Division, machines: Machin
 
 HOST_LINK = 25e9
 """Bytes a second between a device and host memory: 80 % of the 31.5 GB/s of PCIe 4.0 x16."""
-HOST_MEMORY = 20e9
-"""Bytes a second that one process's optimizer reads and writes in host memory: one of DDR4's channels at 3,200 MT/s
-gives 25.6 GB/s, and hosts have about one for each device."""
 
 
 def optimizer_s(job: Job, division: Division, machines: Machines, numbers: Numbers) -> float:
     """Reading gradients, reading and writing states and the parameters of 32 and 16 bits, in seconds.
 
-    With states in host memory gradients go there and parameters come back, and the host reads and writes the rest.
+    States in host memory come to the device and go back, by buckets; both directions, and the update of another bucket,
+    at once.
     """
     shared = (division.alike, division.alike_experts) if division.sharded != "none" else (1, 1)
     moved = job.gradient_bytes + 2 * job.state_bytes + 2 * job.parameter_bytes
     count = numbers.each(*shared)
-    if job.offload_optimizer:
-        sent = job.gradient_bytes + job.parameter_bytes
-        return count * (sent / HOST_LINK + (moved + job.parameter_bytes) / HOST_MEMORY)
-    return machines.host.accelerator.move_s(count * moved)
+    update_s = machines.host.accelerator.move_s(count * moved)
+    return max(update_s, count * job.state_bytes / HOST_LINK) if job.offload_optimizer else update_s

@@ -12,8 +12,6 @@ from weft.plan.parallelism.job import Division, Job
 
 def cannot(job: Job | None, division: Division) -> str:
     """Why weft cannot run a division of a job today; empty if it can. No job: that of a traced model."""
-    if job is not None and job.offload_optimizer:
-        return "an optimizer whose states are in host memory is not in weft"
     if job is not None and job.quantized:
         return f"linears of {job.quantized} bits were not tried with weft"
     if division.experts > 1:
@@ -29,8 +27,8 @@ def cannot(job: Job | None, division: Division) -> str:
     return ""
 
 
-def settings(division: Division, microbatches: int) -> dict[str, Any]:
-    """The settings of `weft.init` for a division that weft can run.
+def settings(division: Division, microbatches: int, job: Job | None = None) -> dict[str, Any]:
+    """The settings of `weft.init` for a division that weft can run; no job: that of a traced model.
 
     >>> settings(Division(data=2, pipeline=4, microbatch=2), microbatches=8)
     {'partitions': 4, 'microbatches': 8, 'pipeline': '1f1b', 'placement_strategy': 'PDT'}
@@ -49,6 +47,8 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
         found["chunks"] = division.chunks
     if division.sharded == "optimizer":
         found["shard_optimizer_state"] = True
+    if job is not None and job.offload_optimizer:
+        found["offload_optimizer"] = True
     if division.sharded == "parameters":
         found["sharded_data_parallel_degree"] = division.data
         if division.pipeline * division.tensor > 1:
@@ -56,7 +56,7 @@ def settings(division: Division, microbatches: int) -> dict[str, Any]:
     return found
 
 
-def command(division: Division, microbatches: int, machines: Machines) -> str:
+def command(division: Division, microbatches: int, machines: Machines, job: Job | None = None) -> str:
     """The command that starts it; on several hosts by Open MPI, whose host names are to be written in."""
     each = machines.host.accelerators
     words = ["weft", "run", "-n", str(machines.size)]
@@ -68,6 +68,6 @@ def command(division: Division, microbatches: int, machines: Machines) -> str:
             "--mpi-options",
             f"-H {hosts}" + (",..." if machines.hosts > 2 else ""),
         ]
-    for name, value in settings(division, microbatches).items():
+    for name, value in settings(division, microbatches, job).items():
         words += ["--set", f"{name}={json.dumps(value).strip(chr(34))}"]
     return shlex.join([*words, "train.py"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from weft.torch.execution.unit_call import attach, unit_call
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
 from weft.torch.session.lockstep import TensorRanks
+from weft.torch.session.offload import offloading
 from weft.torch.session.pipeline import SharedBuffer
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits, cut
@@ -112,6 +113,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             unit.reads,
             unit.hooks,
         )
+        if session.settings.offload_activations:
+            unit_call(modules[unit.name]).around = _offloaded
     owners = plan.owners(root)
     if has_delayed(root):
         cut_weights(root, plan, owners, session)
@@ -142,6 +145,12 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
                 placeholder(buffer, owners[name], name)
             elif name in plan.buffers and not any(is_below(name, unit.name) for unit in plan.units):
                 pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)
+
+
+def _offloaded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a unit's code; what autograd keeps for a microbatch that waits is offloaded."""
+    with offloading():
+        return call(*args, **kwargs)
 
 
 def _arrive(root: nn.Module, owners: dict[str, int], session: Session) -> None:

@@ -293,7 +293,7 @@ PLAIN = "weft_gives_the_same_tensor"
 def is_unpacked(node: Any, name: str) -> bool:
     """True if hooks of others have packed what the node keeps under that name, as activation checkpoints do."""
     hook = getattr(node, f"_raw_saved_{name}").unpack_hook
-    return hook is not None and not hasattr(hook, PLAIN)
+    return hook is not None and not getattr(hook, PLAIN, False)
 
 
 _top_hooks = _find(

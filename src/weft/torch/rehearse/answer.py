@@ -17,12 +17,15 @@ from weft.plan.chosen import ahead, schedule_for
 from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.layer import all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED, copies
+from weft.plan.parallelism.step import HOST_LINK
 from weft.plan.search import as_weft_runs, recomputed
 from weft.session.watching import describe_layout
 from weft.simulate import Links, Simulation, StageCost
 from weft.topology.cluster import Cluster
 from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
+from weft.torch.offload.activations import AHEAD_BYTES
+from weft.torch.offload.states import BUCKET_BYTES
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
@@ -67,6 +70,7 @@ class Part:
         activations: At the peak, of all microbatches that it holds.
         reserved: The driver's and the libraries' own.
         copies: Of the gradients, which replicas average when no activation is left.
+        host: Offloaded states and activations, in host memory.
     """
 
     partition: int
@@ -77,6 +81,7 @@ class Part:
     activations: float
     reserved: float
     copies: float = 0.0
+    host: float = 0.0
 
     @property
     def total(self) -> float:
@@ -97,6 +102,7 @@ class Answer:
         parts: The memory of a rank, by partition.
         weights: The parameters.
         state_replicas: How many replicas share optimizer states alone.
+        offloads_states: Whether optimizer states wait in host memory.
         step_s: A step's seconds.
         bubble: The share of a pipeline's time in which its ranks wait.
         sum_s: The part of the step in which gradients are averaged and nothing else is done.
@@ -113,6 +119,7 @@ class Answer:
     parts: tuple[Part, ...]
     weights: tuple[Weight, ...]
     state_replicas: int
+    offloads_states: bool
     step_s: float
     bubble: float
     sum_s: float
@@ -140,13 +147,22 @@ class Answer:
             if measured:
                 kept = measured.get(weight.key, 0) * weight.share
             states[weight.partition] += kept / self.state_replicas
-        parts = tuple(replace(part, states=kept) for part, kept in zip(self.parts, states, strict=True))
+        parts = tuple(self._with(part, kept) for part, kept in zip(self.parts, states, strict=True))
         return replace(self, parts=parts)
+
+    def _with(self, part: Part, states: float) -> Part:
+        """A part with so many bytes of optimizer states; of offloaded ones three buckets are on the device."""
+        if not self.offloads_states or not part.gradients:
+            return replace(part, states=states)
+        there = min(states, 3 * BUCKET_BYTES * states / part.gradients)
+        return replace(part, states=there, host=part.host + states - there)
 
     def text(self, took_s: float) -> str:
         """For people."""
         full = self.fullest
-        columns = ("weights", "gradients", "states", "activations", "reserved", "total")
+        offloads = any(part.host for part in self.parts)
+        columns = ["weights", "gradients", "states", "activations", "reserved", "total"]
+        columns += ["host"] if offloads else []
         rows: list[tuple[str, ...]] = [("partition", "units", *columns)]
         for part in self.parts:
             first, last, count = part.units
@@ -193,6 +209,8 @@ class Answer:
             kept = full.weights + full.gradients + full.states
             less.append((kept / 2, f'"partitions": {2 * len(self.parts)}, with half the replicas'))
         less.append((0.7 * full.activations, "activation checkpointing of the blocks (about)"))
+        if not self.offloads_states:
+            less.append((full.states, '"offload_optimizer": true'))
         for saved, remedy in sorted(less, reverse=True):
             left = full.total - saved
             verdict = "fits" if left <= self.memory_bytes else "is not enough alone"
@@ -224,6 +242,8 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
         )
         for at in range(settings.partitions)
     ]
+    if settings.offload_activations:
+        parts = [_offloaded(part, plans, stages, _rank_of_stage(session)) for part in parts]
     if mesh.rdp > 1 and settings.sharded_data_parallel_degree == 1 and copies(machines):
         parts = [replace(part, copies=part.gradients) for part in parts]
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
@@ -233,12 +253,33 @@ def answer(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan
     hidden_s = min(averaged_s * machines.host.conduct.data, step.step_s / 2)
     sum_s = averaged_s - hidden_s if trains else 0.0
     update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * most / state_replicas) if trains else 0.0
+    if settings.offload_optimizer and trains:  # states come and go at once, beside the update of others
+        update_s = max(update_s, UNKNOWN_MOMENTS * most / state_replicas / HOST_LINK)
     late = 1 + machines.host.conduct.late(mesh.world_size)
     return Answer(
         _layout(session, machines), device.name, device.memory_bytes, tuple(parts), tuple(weights), state_replicas,
+        settings.offload_optimizer,
         (step.step_s + sum_s + update_s) * late, step.bubble, sum_s, update_s, crossing, trains,
         settings.microbatch_count, mesh.rdp,
     ).with_states(session, {})  # fmt: skip
+
+
+def _offloaded(
+    part: Part, plans: Sequence[tuple[Any, Plan]], stages: Sequence[StageCost], rank_of_stage: Sequence[int]
+) -> Part:
+    """A part whose activations are offloaded.
+
+    On the device are those of a microbatch, and of the next one that is fetched. Without a pipeline it is what is
+    fetched ahead, beside the largest unit's.
+    """
+    if len(rank_of_stage) > 1:
+        own = (stages[at].activation_bytes for at, rank in enumerate(rank_of_stage) if rank == part.partition)
+        there = 2.0 * max(own, default=0)
+    else:
+        units = (each.unit.activation_bytes for _, plan in plans for each in _placed(plan))
+        there = float(AHEAD_BYTES + max(units, default=0))
+    there = min(part.activations, there)
+    return replace(part, activations=there, host=part.activations - there)
 
 
 def _step(session: Session, machines: Machines, stages: Sequence[StageCost]) -> Simulation:

@@ -131,29 +131,58 @@ def _tried(optimizer: Optimizer) -> bool:
     like = next(p for group in optimizer.param_groups for p in group["params"])
     random = torch.Generator().manual_seed(0)
     start, *gradients = (torch.randn(SIDE, SIDE, generator=random).to(like) for _ in range(STEPS + 1))
-    whole = _updated(optimizer, start, gradients)
+    (whole,) = _updated(optimizer, [start], [[each] for each in gradients])
     for dim in (0, 1):
         for number, part in enumerate(whole.chunk(2, dim)):
-            own = [each.chunk(2, dim)[number].contiguous() for each in gradients]
-            found = _updated(optimizer, start.chunk(2, dim)[number].contiguous(), own)
+            own = [[each.chunk(2, dim)[number].contiguous()] for each in gradients]
+            (found,) = _updated(optimizer, [start.chunk(2, dim)[number].contiguous()], own)
             if not torch.allclose(found, part, rtol=1e-3, atol=1e-6):
                 return False
     return True
 
 
-def _updated(optimizer: Optimizer, start: Tensor, gradients: list[Tensor]) -> Tensor:
-    """A weight after steps of an optimizer like this one, which stays as it is."""
+def updates_weights_alone(optimizer: Optimizer) -> bool:
+    """True if the optimizer computes the same where some weights are updated after the others.
+
+    PyTorch's own do, but for LBFGS. Others are tried on two small weights, together and each by itself. One that cannot
+    be tried is taken not to.
+    """
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return not isinstance(optimizer, torch.optim.LBFGS)
+    like = next(p for group in optimizer.param_groups for p in group["params"])
+    random = torch.Generator().manual_seed(0)
+    starts, *gradients = (
+        [scale * torch.randn(SIDE, SIDE, generator=random).to(like) for scale in (1, 3)]
+        for _ in range(STEPS + 1)
+    )
+    try:
+        together = _updated(optimizer, starts, gradients)
+        alone = [
+            _updated(optimizer, [start], [[each[number]] for each in gradients])[0]
+            for number, start in enumerate(starts)
+        ]
+    except Exception as error:
+        log.warning("%s cannot be tried on single weights: %r", type(optimizer).__name__, error)
+        return False
+    return all(map(torch.equal, together, alone))
+
+
+def _updated(
+    optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
+) -> list[Tensor]:
+    """Weights after steps of an optimizer like this one, which stays as it is."""
     other: Any = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
         if name.endswith("hooks"):
             setattr(other, name, OrderedDict())
         elif isinstance(value, dict):
             setattr(other, name, dict(value))
-    weight = torch.nn.Parameter(start.clone())
+    weights = [torch.nn.Parameter(start.clone()) for start in starts]
     settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    other.param_groups, other.state = [{**copy.deepcopy(settings), "params": [weight]}], defaultdict(dict)
-    with torch.random.fork_rng(devices=[start.device] if start.is_cuda else []):
-        for gradient in gradients:
-            weight.grad = gradient.clone()
+    other.param_groups, other.state = [{**copy.deepcopy(settings), "params": weights}], defaultdict(dict)
+    with torch.random.fork_rng(devices=[starts[0].device] if starts[0].is_cuda else []):
+        for step in gradients:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = gradient.clone()
             type(optimizer).step(other)  # schedulers set a step of their own on an optimizer
-    return weight.detach()
+    return [weight.detach() for weight in weights]

@@ -58,6 +58,8 @@ class Session(base.Session):
         went_backward: Whether a step has had a backward pass.
         proofs: What the comparison of one step with one process leaves for the next.
         agreement: What this rank has that all must have alike, an ``Agreement``.
+        activations: What autograd keeps outside of the device, an ``Activations``; None without
+            ``offload_activations``.
     """
 
     device: torch.device
@@ -75,6 +77,7 @@ class Session(base.Session):
     went_backward: bool = False
     proofs: Proofs = field(default_factory=Proofs)
     agreement: Any = None
+    activations: Any = None
 
     @property
     def channel(self) -> Channel | None:

@@ -36,6 +36,7 @@ from weft.torch.pytorch.private import (
 from weft.torch.replicas.sharding.collectives import ShardingGroup
 from weft.torch.replicas.sharding.layers import Place, places_of
 from weft.torch.replicas.sharding.saving import Saving, View
+from weft.torch.session.offload import offloading
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
 from weft.torch.tensor_parallel.cuts import mark, unmark
@@ -225,7 +226,7 @@ class Units:
         try:
             if not torch.is_grad_enabled():
                 return inner(*args, **kwargs)
-            with self._saving.inside():
+            with offloading(), self._saving.inside():
                 return inner(*args, **kwargs)
         finally:
             layer.uses -= 1

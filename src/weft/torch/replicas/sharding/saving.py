@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.torch.pytorch.private import PLAIN, saving_hooks, version
+from weft.torch.pytorch.private import PLAIN, saving_hooks
+from weft.torch.tensors.kept import kept, taken
 
 
 class View(NamedTuple):
@@ -19,13 +20,6 @@ class View(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-
-
-class Kept(NamedTuple):
-    """Any other tensor that autograd keeps, and how often it had been written then."""
-
-    tensor: Tensor
-    version: int
 
 
 class Saving:
@@ -70,24 +64,5 @@ class Saving:
         def unpacked(known: Any) -> Any:
             return self._unpack(known) if type(known) is View else unpack(known[0])
 
+        setattr(unpacked, PLAIN, getattr(unpack, PLAIN, False))
         return packed, unpacked
-
-
-def kept(tensor: Tensor) -> Kept:
-    """The tensor without its graph, which would keep itself."""
-    return Kept(tensor.detach(), version(tensor))
-
-
-def taken(packed: Kept) -> Tensor:
-    """The tensor that was kept, as autograd gives it.
-
-    Raises:
-        RuntimeError: It was written in the meantime.
-    """
-    if version(packed.tensor) != packed.version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
-            f"of shape {list(packed.tensor.shape)} is at version {version(packed.tensor)}; expected version "
-            f"{packed.version} instead"
-        )
-    return packed.tensor
