@@ -481,9 +481,9 @@ class DistributedModel(nn.Module):
 
     @contextmanager
     def join(self, divide_by_initial_world_size: bool = True, enable: bool = True) -> Iterator[None]:
-        """Around a loop over batches that may end earlier on some replicas: these take part in the others' steps
-        without a batch, and have the others' parameters and buffers at the end. Every replica needs one batch.
+        """Around a loop over batches that may end earlier on some replicas: these take part in the others' steps.
 
+        They have the others' parameters and buffers at the end. Every replica needs one batch.
         ``divide_by_initial_world_size``: gradients are divided by the number of all replicas, also when some have
         ended; otherwise by those that still train. ``enable``: False does nothing.
         """
@@ -597,10 +597,10 @@ class DistributedModel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take a whole state (names of the wrapped module, or as ``DataParallel`` and ``torch.compile`` change them),
-        before or after the partition; or this rank's partial one (from :meth:`local_state_dict`) after it.
+        """Take a whole state before or after the partition, or one from :meth:`local_state_dict` after it.
 
-        With ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
+        Names are those of the wrapped module, or as ``DataParallel`` and ``torch.compile`` change them. With
+        ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
         Returns the ``missing_keys`` and ``unexpected_keys``, as PyTorch does; of a partial state before the partition
         none, for it is loaded right after that.
         """
