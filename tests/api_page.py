@@ -27,12 +27,14 @@ class Group(NamedTuple):
         guide: The page that shows how they are used.
         names: Each as `name`, or `Class: method method` with the methods that users call.
         module: Where they are imported from.
+        named_only: The guide has a table of what they give.
     """
 
     title: str
     guide: str
     names: Sequence[str]
     module: str = "weft.torch"
+    named_only: bool = False
 
 
 GROUPS = (
@@ -100,6 +102,7 @@ GROUPS = (
             "get_dp_process_group", "get_rdp_group", "get_rdp_process_group", "get_mp_group", "get_mp_process_group",
             "get_tp_group", "get_tp_process_group",
         ],
+        named_only=True,
     ),
     Group("Lightning", "trainers.md#lightning", ["WeftStrategy"], "weft.integrations.lightning"),
     Group("Fabric", "trainers.md#fabric", ["WeftStrategy"], "weft.integrations.fabric"),
@@ -276,6 +279,11 @@ def _value(shown: str, name: str) -> tuple[str, str]:
     return shown, f"the same as `weft.CommGroup.{name}`."
 
 
+def together(lines: Sequence[str], text: str) -> str:
+    """The names of several items as one item."""
+    return item(0, "`, `".join(line.split("`")[1].partition("(")[0] for line in lines), text)
+
+
 def names() -> str:
     """All groups as Markdown. What reads as in an earlier section is only named."""
     parts: list[str] = []
@@ -285,9 +293,11 @@ def names() -> str:
         for group in groups:
             note = "" if group.module in FRONTENDS else f"From `{group.module}`. "
             new = [line for line in items(group) if line not in told]
-            same = [line.split("`")[1].partition("(")[0] for line in items(group) if line in told]
+            same = [line for line in items(group) if line in told]
             if same:
-                new.append(item(0, "`, `".join(same), "as with PyTorch."))
+                new.append(together(same, "as with PyTorch."))
+            elif group.named_only:
+                new = [together(new, "in the guide's table.")]
             parts += [
                 f"### {group.title}",
                 f"{note}Guide: [{group.guide}]({group.guide})",

@@ -6,7 +6,6 @@ python -m tests.rules_page        # writes it anew
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 
 from weft.rules import RULES, Rule
@@ -21,20 +20,14 @@ GROUPS = {
     "The run itself": ("training", "learning"),
 }
 """The titles of the page, each with the files of `weft.rules` that have its rules."""
-HEAD = "| rule | question and measure | parameters | says nothing where |"
-_SILENT = re.compile(
-    r"self\.(abstain|not_applicable)\(\s*f?(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')", re.DOTALL
-)
-_PARAMETER = re.compile(r"\{self\.(\w+)\}")
-_COUNT = re.compile(r"\{[^{}]*\} (.*), it needs .*")
-_FIELD = re.compile(r"\{[^{}]*\}")
+HEAD = "| rule | question and measure | parameters |"
 
 
 def table() -> str:
-    """A table for each group: what a rule asks, its parameters, what it does, when it says nothing."""
+    """A table for each group: what a rule asks, how it measures that, its parameters."""
     lines: list[str] = []
     for title, files in GROUPS.items():
-        lines += [f"### {title}", "", HEAD, "| --- | --- | --- | --- |"]
+        lines += [f"### {title}", "", HEAD, "| --- | --- | --- |"]
         lines += [row(rule) for rule in RULES if type(rule).__module__.split(".")[-1] in files]
         lines.append("")
     return "\n".join(lines).rstrip()
@@ -45,16 +38,7 @@ def row(rule: Rule) -> str:
     text = " ".join(inspect.cleandoc(type(rule).__doc__ or "").split())
     parameters = ", ".join(f"`{name}` {value:g}" for name, value in rule.parameters.items())  # type: ignore[str-format]
     names = f"`{rule.name}`" + "".join(f" (`{alias}`)" for alias in rule.aliases)
-    return f"| {names} | {text} | {parameters} | {silent(rule)} |".replace("||", "|").replace("|  |", "| |")
-
-
-def silent(rule: Rule) -> str:
-    """When a rule abstains, from its own sentences."""
-    found = []
-    for match in _SILENT.finditer(inspect.getsource(type(rule))):
-        text = _COUNT.sub(r"there are too few \1", match[2][1:-1])
-        found.append(_FIELD.sub("...", _PARAMETER.sub(r"`\1`", text)))
-    return "; ".join(dict.fromkeys(found))
+    return f"| {names} | {text} | {parameters} |".replace("|  |", "| |")
 
 
 def filled(page: str) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.parity.registry import Checks
 from weft.torch.execution import chunked_loss
-from weft.torch.tensors import deferred_logits
+from weft.torch.tensors import deferred_linear, deferred_logits
 from weft.torch.tensors.deferred_logits import Deferred
 
 CHECKS = Checks()
@@ -113,18 +113,18 @@ def compare(loss_of: Loss, tied: bool = False, **settings: Any) -> int:
     plain, model = train(copy.deepcopy(net), loss_of, chunked_loss="off", **settings)
     whole = model.state_dict()
     counted = 0
-    taken = deferred_logits.FORWARD[torch.ops.aten.nll_loss_forward.default]
+    taken = deferred_linear.FORWARD[torch.ops.aten.nll_loss_forward.default]
 
     def count(*given: Any) -> Any:
         nonlocal counted
         counted += 1
         return taken(*given)
 
-    deferred_logits.FORWARD[torch.ops.aten.nll_loss_forward.default] = count
+    deferred_linear.FORWARD[torch.ops.aten.nll_loss_forward.default] = count
     try:
         found, model = train(net, loss_of, chunked_loss="on", **settings)
     finally:
-        deferred_logits.FORWARD[torch.ops.aten.nll_loss_forward.default] = taken
+        deferred_linear.FORWARD[torch.ops.aten.nll_loss_forward.default] = taken
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(dict(model.state_dict()), dict(whole), rtol=1e-7, atol=1e-9)
     assert not any(type(each) is Deferred for row in found for each in row)

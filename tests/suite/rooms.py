@@ -61,6 +61,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "torch/session": ("tests/parity/test_together.py",),
     "torch/split": (BEHAVIOUR,),
     "torch/step": (BEHAVIOUR, "tests/unit/torch/test_two_ranks.py"),
+    "torch/step_run": (BEHAVIOUR, "tests/unit/torch/test_two_ranks.py"),
     "torch/tensor_parallel": ("tests/parity/test_in_parts.py",),
     "torch/tensor_parallel/experts": ("tests/parity/test_experts.py", "tests/unit/torch/tensor_parallel"),
     "torch/tensor_parallel/sharded_activations": (

@@ -48,8 +48,8 @@ ROOMS = {
         ("agreement", "amp", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
         ("context_parallel", "pretrained", "replicas"),
         ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
-        ("activation_checkpointing", "placed", "trace"), ("model", "verify"),
-        ("checkpoint", "split"), ("rehearse",), ("join",), ("example_graph", "step"), ("graph_file",),
+        ("activation_checkpointing", "placed", "trace", "wrappable"), ("model", "verify"),
+        ("checkpoint", "split", "step_run"), ("rehearse",), ("join",), ("example_graph", "step"), ("graph_file",),
         ("example_check",),
     ),
     "tensorflow": (

@@ -37,7 +37,7 @@ def own_work(analysis: Analysis, rank: int) -> float:
 class DataWait(Rule):
     """Does training wait for the next batch?
 
-    The measure is the share of a step, on the rank that waits most.
+    The share of a step, on the rank that waits most.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization", "Dataloader", "CPUBottleneck")
@@ -72,7 +72,7 @@ class Dataloader(Rule):
     """Are there too few or too many processes that load data, for the cores that there are?
 
     Processes that the ranks started, in per cent of the host's cores. Few of them count only where training waits for
-    data for `least_wait` of a step. Each host is judged by itself.
+    data for `least_wait` of a step.
     """
 
     min_threshold: float = 70.0
@@ -109,9 +109,8 @@ class Dataloader(Rule):
 class IOBottleneck(Rule):
     """Do cores wait for disks while the GPUs have nothing to do?
 
-    The share of moments, in per cent, in which all cores together wait for disks for more than `io_threshold` per cent
-    of the time and the mean of all GPUs is busy below `gpu_threshold` per cent. Without GPUs the first alone counts.
-    Each host is judged by itself.
+    The moments, in per cent, in which all cores together wait for disks for more than `io_threshold` per cent of the
+    time, and the GPUs, if there are any, are busy below `gpu_threshold` per cent in the mean.
     """
 
     explains = ("DataWait", "PipelineBubble", "LowGPUUtilization")
@@ -155,8 +154,7 @@ class PreprocessingCompetes(Rule):
     """Do the processes that load and prepare data take the cores that training and sums of gradients need?
 
     Three things together tell it: processes that the ranks started take at least `loaders` of all cores' time, more
-    threads want to run than there are cores, and the ranks are busy for longer than the processor time they got. Each
-    host is judged by itself.
+    threads want to run than there are cores, and the ranks are busy for longer than the processor time they got.
     """
 
     explains = (
@@ -226,9 +224,9 @@ def _gain(analysis: Analysis, had: Mapping[int, float]) -> float | None:
 class StorageThroughput(Rule):
     """Does the file system give less than the training needs?
 
-    Where training waits for data, bytes come from a disk (at least `least_rate` a second, or cores wait for it for
-    `io_wait` of the time), and neither loaders nor the ranks' own threads are busy, the storage is what is slow. The
-    rate that is needed is the rate that came, as if the step had no waiting. Each host is judged by itself.
+    It does where training waits for data, bytes come from a disk (at least `least_rate` a second, or cores wait for it
+    for `io_wait` of the time), and neither loaders nor the ranks' own threads are busy. The rate that is needed is the
+    rate that came, as if the step had no waiting.
     """
 
     explains = (

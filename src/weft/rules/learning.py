@@ -133,7 +133,7 @@ class ExplodingGradient(Rule):
     """Do gradients grow without end?
 
     The median norm of the last `patience` steps is `factor` times the lowest median of so many steps; or the norm is
-    not finite in more than `not_finite` of the steps. A few such steps belong to a scaled loss.
+    not finite in more than `not_finite` of the steps.
     """
 
     least_steps = 0

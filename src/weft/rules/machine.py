@@ -76,9 +76,9 @@ class BatchSize(Rule):
 class CPUBottleneck(Rule):
     """Does the host's own time, Python and the script, keep the devices waiting?
 
-    Two measures: the share of a step that is the host's own (`host_warn`, `host_severe`); and, with GPUs, the share
-    of moments in per cent (`threshold`) in which the busiest core is above `cpu_threshold` while the GPUs' mean is
-    below `gpu_threshold` per cent, on the host with most of them.
+    Two measures: the share of a step that is the host's own (`host_warn`, `host_severe`); and, with GPUs, the moments
+    in per cent (`threshold`) in which the busiest core is above `cpu_threshold` while the GPUs' mean is below
+    `gpu_threshold` per cent, on the host with most of them.
     """
 
     explains = ("LowGPUUtilization",)
@@ -125,9 +125,8 @@ class CPUBottleneck(Rule):
 class LowGPUUtilization(Rule):
     """Are GPUs rarely busy, or busy now and then only?
 
-    Of the last `window` moments of each GPU: a 95th percentile below `threshold_p95` per cent is low; above it, a
-    5th percentile below `threshold_p5` shows that it fluctuates. This is the share of time in which any kernel ran,
-    also one that waits for another GPU.
+    Of the last `window` moments of each GPU: a 95th percentile below `threshold_p95` per cent is low; above it, a 5th
+    percentile below `threshold_p5` shows that it fluctuates. A kernel that waits for another GPU counts as busy.
     """
 
     threshold_p95: float = 70.0
@@ -179,11 +178,9 @@ class LowGPUUtilization(Rule):
 class OtherProcesses(Rule):
     """Do processes outside of the job take cores that it needs?
 
-    Four things together tell it: they take at least `others` of all cores' time, more threads want to run than there
-    are cores, the ranks are busy for longer than the processor time they got, and for each second of that they lost
-    their cores at least `losses` times: work that waits by itself, for a GPU say, does not lose them. What the share
-    is, is the measure. It is a warning at most: it explains what Python and messages seem to take, and hides no other
-    fault. Each host is judged by itself.
+    Their share of all cores' time, where it is at least `others`, more threads want to run than there are cores, the
+    ranks are busy for longer than the processor time they got, and for each second of that they lost their cores at
+    least `losses` times. It is a warning at most, and hides no other fault.
     """
 
     explains = (

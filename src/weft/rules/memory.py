@@ -16,7 +16,7 @@ from weft.units import format_bytes
 class MemoryHeadroom(Rule):
     """Is a rank close to the most memory that it may have?
 
-    The measure is the largest peak of all steps, by the rank's limit.
+    The largest peak of all steps, by the rank's limit.
     """
 
     least_steps = 0
@@ -57,9 +57,9 @@ class MemoryHeadroom(Rule):
 class MemoryLeak(Rule):
     """Does a rank take more memory with every step?
 
-    The slope is the median over all pairs of steps (Theil, Sen). It must be above `least_bytes` a step in each half
-    of the run, since memory grows at the begin of every run, and have made `least_growth` of the first value. It is
-    critical if the limit is reached within as many steps again as there were, times `soon`.
+    The slope is the median over all pairs of steps (Theil, Sen). It must be above `least_bytes` a step in each half of
+    the run, and have made `least_growth` of the first value. It is critical if the limit is reached within `soon` times
+    as many steps as there were.
     """
 
     least_steps = 0

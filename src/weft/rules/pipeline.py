@@ -66,8 +66,7 @@ def gain_of_lightening(analysis: Analysis) -> float | None:
 class LastPartitionHeavy(Rule):
     """Does the last partition, which has the head and the loss, take longer than every other one?
 
-    The measure is by what share its work in a step is longer than that of the longest other partition, both without
-    the time in which other processes had their cores.
+    By what share its work in a step is longer than that of the longest other partition.
     """
 
     explains = ("PartitionImbalance", "PipelineBubble", "LowGPUUtilization")
@@ -100,8 +99,8 @@ class LastPartitionHeavy(Rule):
 class PartitionImbalance(Rule):
     """Does one partition take longer than the others, so that all wait for it?
 
-    The measure is the work of the longest partition in a step, as a multiple of the mean, without the time in which
-    other processes had its core. Of replicas the middle one counts, of two the faster.
+    The work of the longest partition in a step, as a multiple of the mean. Of replicas the middle one counts, of two
+    the faster.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization")
@@ -131,8 +130,8 @@ class PartitionImbalance(Rule):
 class MicrobatchesTooFew(Rule):
     """Is the mini-batch cut into so few microbatches that even a perfect split would stand still?
 
-    The measure is the bubble of the schedule with equal partitions and messages that take no time: with 1F1B
-    (p - 1) / (m + p - 1), for p partitions and m microbatches.
+    The schedule's bubble with equal partitions and free messages: with 1F1B (p - 1) / (m + p - 1), for p partitions and
+    m microbatches.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization")
@@ -177,10 +176,9 @@ class MicrobatchesTooFew(Rule):
 class MicrobatchesTooMany(Rule):
     """Is the mini-batch cut into so many microbatches that Python for each takes longer than it gains?
 
-    The measure is the host's time within a step, as a share of it and of work. What a pass takes beyond what its units
-    were measured to take is the host's as well; the time in which other processes had the core is not. It counts only
-    where half as many microbatches would still leave the
-    schedule's bubble below `bubble`, and save time by a simulation with what was measured.
+    The host's time within a step, as a share of it and of work, where half as many microbatches would save time by
+    simulation and leave the bubble below `bubble`. What a pass takes beyond what its units were measured to take is the
+    host's.
     """
 
     explains = ("CPUBottleneck", "LowGPUUtilization", "PipelineBubble")
@@ -257,9 +255,8 @@ def _inside_passes(analysis: Analysis) -> float:
 class PipelineBubble(Rule):
     """Do ranks stand still, and more than the schedule makes them?
 
-    The bubble is the share of work, transfers and bubble together. It may be larger by `warn` than that of equal
-    partitions and messages that take no time: a partition at 1.1 times the mean, which is no fault yet, makes up to
-    0.09. A bubble that the schedule itself makes counts above `ideal_warn`.
+    The bubble is the share of work, transfers and bubble together. It may be larger by `warn` than with equal
+    partitions and free messages. A bubble that the schedule itself makes counts above `ideal_warn`.
     """
 
     explains = ("LowGPUUtilization",)
@@ -314,7 +311,7 @@ def _share(parts: Parts) -> float:
 class TransferExposed(Rule):
     """Do ranks wait for tensors that were sent and have not come yet?
 
-    The measure is the share of a step, the mean over ranks. Transfers beside work do not count.
+    The share of a step, the mean over ranks. Transfers beside work do not count.
     """
 
     explains = ("PipelineBubble", "LowGPUUtilization")
@@ -361,7 +358,7 @@ class TransferExposed(Rule):
 class TensorParallelExposed(Rule):
     """Do ranks that hold parts of the same weights wait for each other's results?
 
-    The measure is the share of a step in which they all-reduce or all-gather tensors, the mean over ranks.
+    The share of a step in which they all-reduce or all-gather tensors, the mean over ranks.
     """
 
     explains = ("LowGPUUtilization",)

@@ -19,10 +19,9 @@ from weft.rules.rule import Finding, Rule
 class StragglerRank(Rule):
     """Is one rank slower than others that do the same work?
 
-    The score is the time that its work should take by the time that it takes. With replicas the same partition of the
-    other copies shows what it should take. Without them the costs by which the model was split do, if the rank had its
-    core for at most `lost_core` of what the others had it, or lost it more often; a partition may also be heavy.
-    Without costs both must be so, for a rank may also wait for something of its own.
+    The time that its work should take by the time that it takes: as replicas of its partition show, else the costs by
+    which the model was split. Without replicas only a rank counts that had its core for at most `lost_core` of what the
+    others had it, or lost it more often; without costs, one for which both are so.
     """
 
     explains = (
@@ -140,8 +139,7 @@ class LoadBalancing(Rule):
     """Are ranks that have the same partition busy to different degrees?
 
     Compared is which share of each step a rank worked, as histograms of ten bins: by their Jensen-Shannon distance,
-    where the medians differ by `least_difference` as well. The share of a GPU's time would not show it, since
-    kernels that wait for others count there as work.
+    where the medians differ by `least_difference` as well.
     """
 
     threshold: float = 0.5
@@ -206,7 +204,7 @@ def _histogram(shares: Sequence[float], bins: int) -> list[float]:
 class AllReduceExposed(Rule):
     """Do ranks wait for the sums of gradients over the replicas?
 
-    The measure is the share of a step, the mean over ranks. Sums that go on beside work do not count.
+    The share of a step, the mean over ranks. Sums beside work do not count.
     """
 
     explains = ("LowGPUUtilization",)
@@ -239,8 +237,7 @@ class AllReduceExposed(Rule):
 class SmallBatchNorm(Rule):
     """Does batch normalisation take its means over so few samples that they are noise?
 
-    Each replica, and each microbatch, is normalised for itself, but for `SyncBatchNorm` over all copies. The
-    number of samples is that of the first mini-batch.
+    Each replica and microbatch is normalised for itself, but for `SyncBatchNorm` over all replicas.
     """
 
     least_steps = 0

@@ -46,7 +46,7 @@ class JobFailed(Rule):
 class RecordingIncomplete(Rule):
     """Does the recording lack a rank, or is a file of it damaged?
 
-    A rank that is missing at the end of a job is critical: what it did, and who waited for it, is not known.
+    A rank that is missing at the end of a job is critical.
     """
 
     least_steps = 0
@@ -140,8 +140,8 @@ class OverallFrameworkMetrics(Rule):
 class EvaluationShare(Rule):
     """Does evaluation take much of the run?
 
-    The measure is the share of steps without a backward pass, with what lies between them, of the time after the first
-    step, on the rank with most of it. The advice names how seldom it would have to be done to take `good` of that time.
+    The share of steps without a backward pass, with what lies between them, of the time after the first step, on the
+    rank with most of it. The advice says how seldom it would take `good` of that time.
     """
 
     least_steps = 0
@@ -192,7 +192,7 @@ class EvaluationShare(Rule):
 class CheckpointStall(Rule):
     """Does saving checkpoints stop the training?
 
-    The measure is the share of the run without its first step, on the rank with most of it.
+    Its share of the run without its first step, on the rank with most of it.
     """
 
     explains = ("StepOutlier", "PipelineBubble", "CPUBottleneck", "AllReduceExposed", "IOBottleneck")
@@ -222,8 +222,8 @@ class CheckpointStall(Rule):
 class CollectorPauses(Rule):
     """Does Python's garbage collector stop the training?
 
-    The measure is its share of the run without its first step, on the rank with most of it. A pause is one that takes
-    `least` of a step; a single one in a run is no fault.
+    Its share of the run without its first step, on the rank with most of it. A pause is one that takes `least` of a
+    step; a single one in a run is no fault.
     """
 
     explains = ("StepOutlier", "PipelineBubble", "CPUBottleneck", "AllReduceExposed")
@@ -264,8 +264,8 @@ COMPUTES = (
 class ScriptBetweenSteps(Rule):
     """Does a line of the script take much time between two steps?
 
-    The measure is the time of all lines that were seen there, of the time from the first step's end, on the rank with
-    most of it. A line sleeps where its thread neither computes nor waits for a core.
+    The time of all lines that were seen there, of the time from the first step's end, on the rank with most of it. A
+    line sleeps where its thread neither computes nor waits for a core.
     """
 
     explains = ("CPUBottleneck", "PipelineBubble", "AllReduceExposed", "LowGPUUtilization", "LoadBalancing")
@@ -312,7 +312,7 @@ class StepOutlier(Rule):
 
     A step's time goes to the begin of the next one. An outlier is above the median by `stddev` robust standard
     deviations (1.4826 times the median distance), and by `least` of the median. It takes more than `n_outliers` of
-    them, and `warn` of the time lost in them. The first two steps, in which ranks trace, do not count.
+    them, and `warn` of the time lost in them. The first two steps do not count.
     """
 
     explains = ("PipelineBubble",)

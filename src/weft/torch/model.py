@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
-from weft.torch.calls.placeholders import kind_of
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import (
@@ -26,10 +23,11 @@ from weft.torch.execution.thread_settings import (
     in_microbatch,
     share,
 )
-from weft.torch.keras_layers import is_of_keras, open_layers
+from weft.torch.keras_layers import is_of_keras
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply, cut_over_sequences, cut_weights
 from weft.torch.placed.changes import Outline
+from weft.torch.placed.whole_state import whole_state
 from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookQueue
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
@@ -38,11 +36,12 @@ from weft.torch.replicas.sharding.between_steps import SharedParameters
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
-from weft.torch.session.collectives import agree_on, gather_tensors
+from weft.torch.session.collectives import agree_on
 from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
-from weft.torch.tensors.nested import bytes_of, is_wrapped, made_like, plain_tensors_of, replace
+from weft.torch.tensors.nested import bytes_of, replace
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
+from weft.torch.wrappable import check_wrappable
 
 if TYPE_CHECKING:
     from weft.torch.context_parallel.weights import ContextGroup
@@ -93,15 +92,7 @@ class DistributedModel(nn.Module):
         self._comm_hook: tuple[object, Callable[..., Any]] | None = None
         if isinstance(module, DistributedModel):
             raise UsageError("the model is a DistributedModel already: wrap a plain nn.Module, once")
-        if not isinstance(module, nn.Module):
-            _refuse_kind(module)
-        open_layers(module)
-        _refuse_lazy(module)
-        if any(isinstance(inner, DistributedDataParallel) for inner in module.modules()):
-            raise UsageError(
-                "the model has a DistributedDataParallel inside, which would average gradients a second time, and wait "
-                "for parameters of other ranks: leave it out, weft averages over replicas by itself"
-            )
+        check_wrappable(module)
         self.module = module
         self.partitioned = False
         self.sharded = False
@@ -481,9 +472,9 @@ class DistributedModel(nn.Module):
 
     @contextmanager
     def join(self, divide_by_initial_world_size: bool = True, enable: bool = True) -> Iterator[None]:
-        """Around a loop over batches that may end earlier on some replicas: these take part in the others' steps
-        without a batch, and have the others' parameters and buffers at the end. Every replica needs one batch.
+        """Around a loop over batches that may end earlier on some replicas: these take part in the others' steps.
 
+        They have the others' parameters and buffers at the end. Every replica needs one batch.
         ``divide_by_initial_world_size``: gradients are divided by the number of all replicas, also when some have
         ended; otherwise by those that still train. ``enable``: False does nothing.
         """
@@ -533,43 +524,14 @@ class DistributedModel(nn.Module):
         """
         session = current.session()
         self._check_arrived("state_dict()")
-        prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         content = self._whole_state(*args, **kwargs)
         if self.sharded and gather_to_rank0 and session.rank != 0:
             return {}
         if session.pipeline is None or not self.partitioned:
             return content
-        kinds = {name: value for name, value in content.items() if isinstance(value, Tensor)}
-        mine = {
-            f"{prefix}{name}": content[f"{prefix}{name}"]
-            for name, owner in self.owners.items()
-            if owner == session.pipeline.rank and f"{prefix}{name}" in kinds
-        }
-        wrapped = {
-            f"{prefix}{name}": tensor
-            for name, tensor in (
-                *self.module.named_parameters(remove_duplicate=False),
-                *self.module.named_buffers(remove_duplicate=False),
-            )
-            if is_wrapped(tensor)
-        }
-        parts = {
-            f"{name}\0{number}": part.detach()
-            for name in wrapped.keys() & mine.keys()
-            for number, part in enumerate(plain_tensors_of(mine.pop(name)))
-        }
+        prefix = kwargs.get("prefix", "")  # of a module that has this one as a child
         with session.doing("state_dict()"):
-            gathered = gather_tensors(mine | parts, {}, session.group("pp"), session.peers("pp"))
-        if gather_to_rank0 and session.pipeline.rank != 0:
-            return {}
-        for name, tensor in wrapped.items():
-            values = [
-                gathered.pop(f"{name}\0{n}").to(tensor.device) for n, _ in enumerate(plain_tensors_of(tensor))
-            ]
-            content[name] = made_like(tensor, kind_of(tensor), iter(values))
-        for name, value in gathered.items():
-            content[name] = value.to(kinds[name].device)
-        return content
+            return whole_state(session, self.module, self.owners, content, prefix, gather_to_rank0)
 
     def _whole_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         content = self.module.state_dict(*args, **kwargs)
@@ -597,10 +559,10 @@ class DistributedModel(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take a whole state (names of the wrapped module, or as ``DataParallel`` and ``torch.compile`` change them),
-        before or after the partition; or this rank's partial one (from :meth:`local_state_dict`) after it.
+        """Take a whole state before or after the partition, or one from :meth:`local_state_dict` after it.
 
-        With ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
+        Names are those of the wrapped module, or as ``DataParallel`` and ``torch.compile`` change them. With
+        ``strict``, names or shapes that do not fit are one error that lists them all, and nothing is loaded.
         Returns the ``missing_keys`` and ``unexpected_keys``, as PyTorch does; of a partial state before the partition
         none, for it is loaded right after that.
         """
@@ -657,29 +619,6 @@ class DistributedModel(nn.Module):
 
 class NoAttributeError(UsageError, AttributeError):
     """Something of the wrapped module was asked of the model, outside of a step."""
-
-
-def _refuse_kind(module: Any) -> NoReturn:
-    """Refuse what is no module."""
-    keras = (
-        ": weft.tensorflow splits models of Keras on TensorFlow, weft.torch those with KERAS_BACKEND=torch"
-    )
-    raise UsageError(
-        f"DistributedModel takes an nn.Module, not {type(module).__name__}{keras if is_of_keras(module) else ''}"
-    )
-
-
-def _refuse_lazy(module: nn.Module) -> None:
-    """Refuse parameters and buffers that have no shape yet."""
-    named = (*module.named_parameters(), *module.named_buffers())
-    found = [
-        name for name, tensor in named if isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
-    ]
-    if found:
-        raise UsageError(
-            f"the model has parameters without a shape ({', '.join(found[:5])}): a lazy module makes them when it is "
-            "first called. Call the module with an example before it is wrapped: module(example)"
-        )
 
 
 def _refuse_ddp(model: DistributedModel) -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace as replace_fields
@@ -13,23 +12,15 @@ from typing import Any
 
 import torch
 
-from weft.errors import PeerError, SplitError, UsageError
-from weft.runtime.executor import Checks
-from weft.runtime.lockstep import LockstepOrder
-from weft.runtime.microbatch import Microbatch
+from weft.errors import SplitError, UsageError
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
-from weft.session.recording import record_first, record_forward, record_preparation, record_step
-from weft.session.step_check import StepCheck
+from weft.session.recording import record_forward, record_preparation, record_step
 from weft.session.watching import show_opening
 from weft.torch import watching
 from weft.torch.agreement import follow_first_rank
 from weft.torch.execution.chunked_loss import defer_heads
-from weft.torch.execution.first_rank_inputs import from_first
-from weft.torch.execution.glue import Glue
-from weft.torch.execution.program import Program
-from weft.torch.execution.step_results import Returned
-from weft.torch.execution.thread_settings import ThreadContext, current_scale, in_microbatch, trains
+from weft.torch.execution.thread_settings import current_scale, in_microbatch, trains
 from weft.torch.interceptions import install
 from weft.torch.model import DistributedModel, agree_on_size
 from weft.torch.output import collect
@@ -37,10 +28,9 @@ from weft.torch.placed import changes
 from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
-from weft.torch.session.differing_calls import CallCheck
-from weft.torch.session.divergence import compare_start, describe_call, describe_inputs, follow_first
-from weft.torch.session.random_streams import mix
+from weft.torch.session.divergence import compare_start, describe_call, describe_inputs
 from weft.torch.session.session import Session
+from weft.torch.step_run import StepRun
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.deferred_logits import settle, settled
 from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, shares_of, told_of_devices
@@ -242,10 +232,6 @@ class Step:
         trains.cut = replace_fields(trains.cut, joined=joined)
         return self._prepare(session, batch.args, batch.kwargs)
 
-    def note_training(self, trains: bool) -> None:
-        """Say of a microbatch that has run whether it had a backward pass."""
-        self._trains |= trains
-
     def _evaluates(self, session: Session) -> bool:
         """True if this call has no backward pass, as far as that can be told before it runs."""
         if self._trains or not torch.is_grad_enabled():
@@ -286,7 +272,7 @@ class Step:
                     ):
                         raise UsageError(READS_SHARES) from error
                     raise
-                self.note_training(trains())
+                self._trains |= trains()
             result = replace(result, settled)
             results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
         finish_step(session)
@@ -297,8 +283,10 @@ class Step:
         assert session.pipeline is not None
         session.check_whole()
         session.count_step(self._evaluates(session))
-        run = StepRun(self, session, batch, self._order(session, batch.microbatches))
+        order = self._order(session, batch.microbatches)
+        run = StepRun(self.name, self.function, self.detach_outputs, self.latest, session, batch, order)
         results = run.run(proof)
+        self._trains |= run.trained
         self.latest = max(self.latest or 0, *run.latest)
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
@@ -339,135 +327,6 @@ def _count(session: Session) -> int:
             return 1  # until a step trains
         session.decide(microbatches=session.decided.last_number)  # that of the models
     return session.settings.microbatch_count
-
-
-class StepRun:
-    """One step over a pipeline, as this rank runs it: what belongs to that step alone.
-
-    Attributes:
-        batch: The mini-batch; what its microbatches weigh is what the pipeline's first rank says.
-        latest: Of each microbatch that has run, after how many backward passes it has still called a module with
-            buffers.
-        took_s: How long the microbatches took together.
-    """
-
-    def __init__(self, step: Step, session: Session, batch: MiniBatch, order: Order) -> None:
-        assert session.executor is not None and session.pipeline is not None
-        self._step, self._session, self._order = step, session, order
-        self._pipeline, self._executor = session.pipeline, session.executor
-        self.batch = batch
-        self.latest: list[int] = []
-        self.took_s = 0.0
-        self._expected = step.latest
-        self._context = ThreadContext()
-        self._pipeline.channel.stream = self._context.stream
-        self._states_before = session.streams.capture()
-        self._own_seed = session.streams.draw()
-        self._states_after = session.streams.capture()
-        self._drew = False
-        """Whether a microbatch has drawn a random number."""
-        peers = session.peers("pp")
-        self._check = StepCheck(
-            self._pipeline.channel, peers, session.position("pp"), session.steps, self._call(),
-            self._executor.wait_timeout_s, session.agreement.settings(),
-        )  # fmt: skip
-        self._calls = CallCheck(self._pipeline, peers, session.steps)
-        self._returned = Returned(batch.microbatches, step.detach_outputs, self._calls)
-        self._serial = any(model.plan is not None and model.plan.serial for model in session.models)
-
-    def _call(self) -> str:
-        """A description of the step's call, as far as all ranks of the pipeline have it in common."""
-        session, name = self._session, self._step.name
-        if session.first_inputs:
-            return describe_inputs(name, self.batch, session.changes)
-        return describe_call(name, self.batch, session.settings.checked == "always", session.changes)
-
-    def _turns(self) -> list[LockstepOrder]:
-        """Those of ranks that take the same turns, and of ranks that split tensors, where they are not the same."""
-        both = (self._executor.turns, self._session.tensor.turns)
-        return [*dict.fromkeys(turns for turns in both if turns is not None)]
-
-    def _agreed(self, own: list[Any]) -> list[Any]:
-        """The same for all ranks that split tensors; these, and others, take the same turns in this step."""
-        session = self._session
-        for turns in self._turns():
-            turns.begin(session.steps)
-        if session.mesh.tp == 1:
-            return own
-        agreed: list[Any] = follow_first(session, own, self._call(), session.steps)
-        return agreed
-
-    def run(self, proof: compare.Proof | None) -> list[Any]:
-        """The results of the microbatches. ``proof``: compares the step with one process."""
-        session, pipeline = self._session, self._pipeline
-        pipeline.begin_step()
-        try:
-            session.monitor.note("wait", session.steps, peer=session.peers("pp")[0])
-            with record_first(session):
-                seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
-            pipeline.seed = seed
-            self.batch = replace_fields(self.batch, shares=shares)
-            began_s = time.perf_counter()
-            checks = Checks(self._check.look, self._calls.look)
-            results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)
-            for turns in self._turns():
-                turns.end()
-            for model in session.models:
-                model.all_reduce_weights()
-            self.took_s = time.perf_counter() - began_s
-            results = self._returned.whole(results)
-            if proof is not None:
-                proof.conclude(results)
-            pipeline.forget_old_calls()
-        except BaseException as error:
-            session.break_off(error)
-            if not isinstance(error, PeerError):
-                for channel in filter(
-                    None, (pipeline.channel, session.tensor.channel, session.turns.channel)
-                ):
-                    channel.abort(session.broken)
-            raise
-        finally:
-            pipeline.logs.clear()
-            pipeline.end_draws(self._states_after if self._drew else self._states_before)
-        pipeline.end_step()
-        return results
-
-    def _body(self, microbatch: Microbatch) -> Any:
-        """The result of one microbatch; on a thread of its own."""
-        microbatch.expected = self._expected
-        if self._serial:
-            microbatch.follow_whole()
-        result = self._run_microbatch(microbatch)
-        self.latest.append(microbatch.latest)
-        if self._pipeline.own:
-            self._pipeline.own.leave(microbatch.index, self._pipeline.rank)
-        return result
-
-    def _run_microbatch(self, microbatch: Microbatch) -> Any:
-        session, batch, index = self._session, self.batch, microbatch.index
-        program = Program(
-            self._pipeline,
-            microbatch,
-            session.steps,
-            self._pipeline.seed,
-            batch.weight(index),
-            self._order.splits(index),
-        )
-        args, kwargs = batch.slice(index)
-        program.checkpointing = session.decided.chosen is not None and session.decided.chosen.option.recompute
-        with self._context.enter(), current_scale(batch.weight(index), batch.fault), Glue(program) as glue:
-            if session.first_inputs:
-                with glue.lifted():
-                    args, kwargs = from_first(program, (args, kwargs))
-            result = self._step.function(*args, **kwargs)
-            self._step.note_training(trains())
-            with glue.lifted():
-                drawn = bool(program.drawn) or session.streams.has_drawn_since(mix(program.seed, index))
-                self._drew |= drawn
-                result = self._returned.deliver(program, result)
-        program.close()
-        return result
 
 
 def step(

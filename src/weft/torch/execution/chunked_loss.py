@@ -18,7 +18,8 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.execution.unit_call import UnitCall
 from weft.torch.pytorch.private import call_of, defers, has_backward_hooks, has_forward_hooks, saving_hooks
 from weft.torch.session.current import is_tracing
-from weft.torch.tensors.deferred_logits import Use, deferred_linear
+from weft.torch.tensors.deferred_linear import deferred_linear
+from weft.torch.tensors.deferred_logits import Use
 
 LEAST_BYTES = 256 << 20
 """From this size on of the logits in single precision a head defers them by itself."""

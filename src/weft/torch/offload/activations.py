@@ -32,7 +32,7 @@ AHEAD, AHEAD_BYTES = 16, 256 << 20
 
 
 class Activations:
-    """What autograd keeps for the microbatches of a rank, outside of its device."""
+    """The tensors that autograd keeps for the microbatches of a rank, outside of its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -74,7 +74,7 @@ class Activations:
         return torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
     def _pack(self, tensor: Tensor) -> Kept | _View:
-        """What autograd keeps of a tensor."""
+        """A tensor as autograd keeps it: itself if it is small or a weight."""
         plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.device == self.device
         if not plain or tensor.is_conj() or tensor.is_neg() or in_backward():
             return kept(tensor)
@@ -117,7 +117,7 @@ class Activations:
         return found.set_(storage.there().untyped_storage(), *view.place)
 
     def _before(self, storage: _Storage) -> Iterator[_Storage]:
-        """What the backward pass needs after this one: what was kept before it, and then the next microbatch's."""
+        """The storages that the backward pass needs after this one: what was kept before it, and then the next microbatch's."""
         group: _Group | None = storage.group
         number = storage.number
         while group is not None:
@@ -130,7 +130,7 @@ class Activations:
 
 
 class _Group(NamedTuple):
-    """What autograd keeps for a microbatch in a stage: in order, and whose backward pass comes after its own."""
+    """The storages that autograd keeps for a microbatch in a stage, in order, and whose backward pass comes after its own."""
 
     storages: list[weakref.ref[_Storage]]
     following: tuple[int, int] | None

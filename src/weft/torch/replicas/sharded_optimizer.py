@@ -144,7 +144,7 @@ def _tried(optimizer: Optimizer) -> bool:
 def updates_weights_alone(optimizer: Optimizer) -> bool:
     """True if the optimizer computes the same where some weights are updated after the others.
 
-    PyTorch's own do, but for LBFGS. Others are tried on two small weights, together and each by itself. One that cannot
+    PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself. One that cannot
     be tried is taken not to.
     """
     if type(optimizer).__module__.startswith("torch.optim."):
@@ -156,7 +156,7 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
         for _ in range(STEPS + 1)
     )
     try:
-        together = _updated(optimizer, starts, gradients)
+        both = _updated(optimizer, starts, gradients)
         alone = [
             _updated(optimizer, [start], [[each[number]] for each in gradients])[0]
             for number, start in enumerate(starts)
@@ -164,7 +164,7 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
     except Exception as error:
         log.warning("%s cannot be tried on single weights: %r", type(optimizer).__name__, error)
         return False
-    return all(map(torch.equal, together, alone))
+    return all(map(torch.equal, both, alone))
 
 
 def _updated(

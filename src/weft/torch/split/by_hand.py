@@ -35,7 +35,7 @@ def partition(index: int) -> Iterator[None]:
 
 @contextmanager
 def tensor_parallelism(enabled: bool = True) -> Iterator[None]:
-    """Say of modules that are created inside whether their weights may be cut over ranks; they may, unless it is said.
+    """Decide whether weights of modules that are created inside may be sharded; by default they may.
 
     ``enabled``: False keeps them whole on every rank. Of nested contexts the innermost counts.
     :func:`set_tensor_parallelism` wins over it.
@@ -72,8 +72,7 @@ def _marking(key: str, value: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool | str = True) -> None:
-    """Say before the first step whether the weights in ``module`` may be cut over ranks, or how; they may, unless it is
-    said.
+    """Decide before the first step whether the weights in ``module`` may be sharded, or how; by default they may.
 
     What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
     whole on every rank. One linear may be told how: ``"column"``, each rank computes some of its results, which are

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.tensors import deferred_logits
-from weft.torch.tensors.deferred_logits import Logits, Source, Use, deferred_linear, settled
+from weft.torch.tensors.deferred_linear import deferred_linear
+from weft.torch.tensors.deferred_logits import Logits, Source, Use, settled
 
 WORDS, WIDTH = 100, 16
 Loss = Callable[[Tensor, Tensor], Tensor]
