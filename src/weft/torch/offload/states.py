@@ -116,7 +116,7 @@ class OffloadedStates:
         return copy
 
     def _await(self) -> None:
-        """What was fetched is there; copies for the next bucket go on while this one is updated."""
+        """Wait until what was fetched is there; copies for the next bucket go on while this one is updated."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
