@@ -206,6 +206,7 @@ class Step:
         compare_start(session, pending, describe_call(name, batch, True), describe_inputs(name, batch))
         agree_on_size(session, pending)
         session.proofs.unproved = compare.reason_against(session, pending)
+        session.proofs.by_unit = compare.needs_parts(pending)
         follow_first_rank(session, pending)
         batch = self._keep_joined_rows(session, pending, batch, everybody=True)
         return partition_models(session, pending, self.function, batch, counted=self.weight is not None)

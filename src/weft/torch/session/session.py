@@ -29,11 +29,13 @@ class Proofs:
 
     Attributes:
         unproved: Why steps are not compared.
+        by_unit: Whether no rank holds all of the models, so that they run there unit by unit.
         models: Those that are compared, for ``weft verify``.
         left: What the last compared step has left in the modules of other ranks.
     """
 
     unproved: str = ""
+    by_unit: bool = False
     models: Sequence[Any] = ()
     left: Any = None
 

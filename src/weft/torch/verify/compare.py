@@ -32,6 +32,7 @@ from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
+from weft.torch.verify.lender import Lender
 from weft.torch.verify.reference import (
     Reference,
     borrow,
@@ -39,6 +40,7 @@ from weft.torch.verify.reference import (
     gradients_of,
     of_gradient,
     run_alone,
+    run_by_unit,
     units_of,
 )
 
@@ -51,10 +53,6 @@ STEPS = 3
 
 def reason_against(session: Session, models: Sequence[Any]) -> str:
     """Why the first step of these models, which are about to be split, cannot be compared; empty if it can be."""
-    if any(model.oversized for model in models):
-        return "the model and its gradients are larger than the memory of a rank"
-    if any(has_delayed(model.module) for model in models):
-        return "a model is built without memory (weft.delay_param_initialization), so that no rank holds all of it"
     if any(model.resumed_plan is not None for model in models):
         return "the model was resumed, and what its modules hold besides tensors may be on other ranks"
     if session.mesh.rdp > 1 and any(
@@ -62,6 +60,11 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
     ):
         return "SyncBatchNorm takes the samples of all replicas together"
     return ""
+
+
+def needs_parts(models: Sequence[Any]) -> bool:
+    """True if no rank holds all of these models, which are about to be split: then they run by unit."""
+    return any(model.oversized or has_delayed(model.module) for model in models)
 
 
 def begin(
@@ -87,8 +90,11 @@ def begin(
         for model in models:
             if model.reducer is not None:
                 model.reducer.wait_for_the_end()
-        values = borrow(session, models) if proof.takes_part else {}
-        reason = agree_on(session, lambda: proof.run(function, batch, values), WHAT).strip()
+        values = borrow(session, models, session.proofs.by_unit) if proof.takes_part else {}
+        lender = Lender(session, models) if proof.takes_part and session.proofs.by_unit else None
+        if lender is not None and session.rank:
+            lender.serve()
+        reason = agree_on(session, lambda: proof.run(function, batch, values, lender), WHAT).strip()
     if reason:
         proof.report({"reason": reason})
         if session.rank == 0:
@@ -149,7 +155,9 @@ class Proof:
 
     # --- before the step ----------------------------------------------------------------------------------
 
-    def run(self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, list[Tensor]]) -> str:
+    def run(
+        self, function: Callable[..., Any], batch: MiniBatch, values: dict[int, list[Tensor]], lender: Lender | None
+    ) -> str:  # fmt: skip
         """Run the reference, on the first rank. Why there is no reference; empty if there is one."""
         session = self.session
         session.monitor.note("verify", session.steps + 1)
@@ -158,9 +166,15 @@ class Proof:
         session.streams.restore(states)
         with session.rehearsing():
             try:
-                self._reference = run_alone(session, self.models, function, batch, seed, values)
+                if lender is None:
+                    self._reference = run_alone(session, self.models, function, batch, seed, values)
+                else:
+                    self._reference = run_by_unit(session, self.models, function, batch, seed, values, lender)
             except Exception as error:
                 return f"run by one process, it raises {type(error).__name__}: {error}"
+            finally:
+                if lender is not None:
+                    lender.close()
         return self._chance()
 
     def _chance(self) -> str:
@@ -294,7 +308,8 @@ class Proof:
     def _tell(self, found: Findings) -> None:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
-        self.session.views.opening.proof = f"step {step} {found.verdict} ({self.seconds:.2f} s)"
+        part = f"'s first microbatch of {len(self.given)}" if self.session.proofs.by_unit else ""
+        self.session.views.opening.proof = f"step {step}{part} {found.verdict} ({self.seconds:.2f} s)"
         if found.fault and self.session.asked:
             log.warning(
                 "verify: step %d gives other numbers than one process, perhaps because the script asks "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, cal
 from weft.torch.tensors.nested import replace, tensors_in
 from weft.torch.trace.compiled import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
+from weft.torch.verify.lender import Lender
 
 ANOTHER = "the step uses a model that an earlier step has split"
 ALL = TORCH | PYTHON | NUMPY
@@ -51,15 +52,16 @@ CHANCE = (
 class Alone:
     """One microbatch of the reference; stands in the place of a ``Program``.
 
-    ``lent``: the ids of tensors that are borrowed from other ranks. ``units``: for each call of a unit (name, number of
+    ``lent``: the ids of tensors that are borrowed from other ranks. ``lender``: brings those of a unit when it runs. ``units``: for each call of a unit (name, number of
     the call), in order, the fingerprints of what the unit was given and of what it returned. ``given``: the
     fingerprints of the tensors that backward passes began at. ``whole``: backward passes run, and gradients add up in
     ``.grad``. ``asked``: whether something looked at what a backward pass does.
     """
 
     def __init__(
-        self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside, lent: Collection[int]
-    ) -> None:
+        self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside, lent: Collection[int],
+        lender: Lender | None = None,
+    ) -> None:  # fmt: skip
         self.checkpointing = False
         self.scale = 1.0
         self.whole = whole
@@ -69,6 +71,7 @@ class Alone:
         self.dtypes: set[torch.dtype] = set()
         self.outside = outside
         self._lent = lent
+        self._lender = lender
         self._streams = streams
         self._seed = seed
         self._index = index
@@ -117,7 +120,8 @@ class Alone:
         def run() -> Any:
             if self.checkpointing and torch.is_grad_enabled() and not contents.things:
                 return checkpoint(inner, *args, use_reentrant=False, **kwargs)
-            return inner(*args, **kwargs)
+            with nullcontext() if self._lender is None else self._lender.around(call.module):
+                return inner(*args, **kwargs)
 
         if any_autocast():
             self.dtypes |= {

@@ -31,6 +31,7 @@ from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.nested import plain_tensors_of, replace
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
+from weft.torch.verify.lender import Lender
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
 from weft.transport.channel import BORROWED
 
@@ -71,18 +72,23 @@ class Reference:
     drew: set[str] = field(default_factory=set)
 
 
-def borrow(session: Session, models: Sequence[Any]) -> dict[int, list[Tensor]]:
+def borrow(session: Session, models: Sequence[Any], by_unit: bool = False) -> dict[int, list[Tensor]]:
     """On the first rank, by ``id``, what parameters and buffers of other ranks of its pipeline are made of.
 
-    Every rank of the pipeline calls this.
+    Every rank of the pipeline calls this. ``by_unit``: without the parameters of units, which a ``Lender`` brings.
     """
+    lent = {
+        id(parameter)
+        for _, call, _ in (units_of(models) if by_unit else ())
+        for parameter in call.module.parameters()
+    }
     assert session.pipeline is not None
     peers, group, rank = session.peers("pp"), session.group("pp"), session.pipeline.rank
     found: dict[int, list[Tensor]] = {}
     for model in models:
         for name, tensor in [*model.module.named_parameters(), *model.module.named_buffers()]:
             owner = model.owners.get(name, 0)
-            if owner == 0 or not tensor.numel():
+            if owner == 0 or not tensor.numel() or id(tensor) in lent:
                 continue
             for each in plain_tensors_of(tensor) if rank in (0, owner) else ():
                 if rank == owner:
@@ -132,9 +138,30 @@ def run_alone(
     return reference
 
 
+def run_by_unit(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
+    values: dict[int, list[Tensor]], lender: Lender,
+) -> Reference:  # fmt: skip
+    """The values that one process gives for the first microbatch, whose units have their weights while they run.
+
+    Raises:
+        UsageError: The step looks at what backward passes do, for which all of the model would have to be there.
+    """
+    asked = any(has_backward_hooks(part) for model in models for part in model.module.modules())
+    found = []
+    while not asked and len(found) < 2:
+        reference, asked = _run(session, models, function, batch, seed, values, False, True, lender)
+        found.append(reference)
+    if asked:
+        raise UsageError("the step looks at gradients, which takes all of the model in one process")
+    again, reference = found
+    reference.again, reference.buffers = again.returned[0], {}
+    return reference
+
+
 def _run(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, list[Tensor]], whole: bool, trial: bool,
+    values: dict[int, list[Tensor]], whole: bool, trial: bool, lender: Lender | None = None,
 ) -> tuple[Reference, bool]:  # fmt: skip
     """The values that one process gives, and True if the step looked at what backward passes do.
 
@@ -169,7 +196,7 @@ def _run(
             stack.enter_context(writes)
         stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
         for index in range(1 if trial else batch.microbatches):
-            alone = Alone(session.streams, seed, index, whole, outside, values)
+            alone = Alone(session.streams, seed, index, whole, outside, values, lender)
             given, named = batch.slice(index)
             with current_scale(batch.weight(index)):
                 reference.returned.append(alone.run(function, given, named))
