@@ -41,7 +41,7 @@ from weft.torch.session import current
 from weft.torch.session.collectives import agree_on, gather_tensors
 from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
-from weft.torch.tensors.nested import bytes_of, is_wrapped, made_like, plain_tensors_of, replace
+from weft.torch.tensors.pytree import bytes_of, is_wrapped, made_like, map_tensors, plain_tensors_of
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class DistributedModel(nn.Module):
         if self.reducer is not None and share() is None and torch.is_grad_enabled():
             changes.look(session)
         if session.device.type != "cpu":
-            args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
+            args, kwargs = map_tensors((args, kwargs), lambda t: _on(session.device, t))
         glue = running()
         if session.first_inputs and glue is not None:
             args, kwargs = glue.from_first((args, kwargs))

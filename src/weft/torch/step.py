@@ -7,7 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from weft.torch.session.session import Session
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.deferred_logits import settle, settled
 from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, shares_of, told_of_devices
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.verify import compare
 from weft.torch.verify.whole_batch import Rows
 
@@ -104,7 +104,7 @@ class Step:
         return collected
 
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
-        cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
+        cut = replace(self.cut, joined=self.rows.like.cut.joined)
         batch = prepare(self.function, args, kwargs, cut, _count(session))
         if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
@@ -224,7 +224,7 @@ class Step:
         microbatch need not be neighbours; the trainer puts what the step returns in order again.
         """
         self.rows = Rows(title, like or self, True, reorders)
-        self.cut = replace_fields(self.cut, adapts=True)
+        self.cut = replace(self.cut, adapts=True)
 
     def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
@@ -236,7 +236,7 @@ class Step:
         if joined == Joined():
             return batch
         trains = self.rows.like
-        trains.cut = replace_fields(trains.cut, joined=joined)
+        trains.cut = replace(trains.cut, joined=joined)
         return self._prepare(session, batch.args, batch.kwargs)
 
     def note_training(self, trains: bool) -> None:
@@ -260,7 +260,7 @@ class Step:
             )
         if session.first_inputs and session.position("pp"):
             return batch
-        return replace_fields(batch, shares=shares_of(self.weight, batch))
+        return replace(batch, shares=shares_of(self.weight, batch))
 
     def _alone(self, session: Session, batch: MiniBatch) -> Results:
         """One partition: plain accumulation over microbatches; their results, and their weights."""
@@ -279,8 +279,10 @@ class Step:
                         raise UsageError(READS_SHARES) from error
                     raise
                 self.note_training(trains())
-            result = replace(result, settled)
-            results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
+            result = map_tensors(result, settled, attributes=True)
+            if self.detach_outputs:
+                result = map_tensors(result, lambda t: t.detach(), attributes=True)
+            results.append(result)
         finish_step(session)
         return results, batch.weights()
 
@@ -398,7 +400,7 @@ class StepRun:
             with record_first(session):
                 seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
             pipeline.seed = seed
-            self.batch = replace_fields(self.batch, shares=shares)
+            self.batch = replace(self.batch, shares=shares)
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
             results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)

@@ -25,15 +25,15 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.calls.call_signature import after_writes
 from weft.torch.tensors.description import class_name, find_class
-from weft.torch.tensors.nested import (
+from weft.torch.tensors.pytree import (
     ATTRIBUTE_DEPTH,
     CONSTANTS,
     DATA_DEPTH,
     attributes_of,
     is_walkable,
+    map_nodes,
     rebuild_sequence,
     same_objects,
-    with_things,
 )
 
 _PLAIN, _TENSOR, _TUPLE, _SEQUENCE, _MAPPING, _SET, _DATA, _OBJECT = range(8)
@@ -223,11 +223,11 @@ class Contents:
             number = self._number(item)
             return item if number is None else Known(number)
 
-        return with_things(result, known)
+        return map_nodes(result, known)
 
     def find(self, result: Any) -> Any:
         """The result that `refer` has given references for, after `apply`."""
-        return with_things(result, lambda item: self._thing(item.number) if isinstance(item, Known) else item)
+        return map_nodes(result, lambda item: self._thing(item.number) if isinstance(item, Known) else item)
 
     def _number(self, item: Any) -> int | None:
         number = self._numbers.get(id(item))
@@ -298,12 +298,7 @@ class Contents:
 
 def outside(tree: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """``tree`` with its tensors changed, but for those in lists, dicts and objects."""
-    if isinstance(tree, Tensor):
-        return transform(tree)
-    if not isinstance(tree, tuple) or isinstance(tree, torch.Size):
-        return tree
-    items = [outside(item, transform) for item in tree]
-    return tree if same_objects(items, tree) else rebuild_sequence(type(tree), items)
+    return map_nodes(tree, lambda item: transform(item) if isinstance(item, Tensor) else item, (tuple,))
 
 
 def _kind_of(thing: Any) -> int:

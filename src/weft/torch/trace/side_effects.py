@@ -31,7 +31,7 @@ from weft.torch.calls.placeholders import Placeholder
 from weft.torch.pytorch.private import storage_key, tables_of
 from weft.torch.pytorch.torch_functions import memory_written
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams
-from weft.torch.tensors.nested import CONSTANTS
+from weft.torch.tensors.pytree import CONSTANTS
 
 LARGE = 4096
 """In containers of more items than this the items themselves are not looked into."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import plain_tensors_of, replace
+from weft.torch.tensors.pytree import map_tensors, plain_tensors_of
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
@@ -144,8 +143,8 @@ def _run(
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
-    args, kwargs = replace((batch.args, batch.kwargs), copy_argument, attributes=False)
-    batch = replace_fields(batch, args=args, kwargs=kwargs)
+    args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
+    batch = replace(batch, args=args, kwargs=kwargs)
     reference, outside, asked = Reference(whole=whole), Outside(), False
     checkpoints = checkpoints_seen()
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from .losses import LOSS
@@ -90,7 +90,7 @@ class _Computes:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = changed((args, kwargs), self._taken)
-        return replace(self.then(*args, **kwargs), self._left, attributes=False)
+        return map_tensors(self.then(*args, **kwargs), self._left)
 
     def _taken(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, ShardedActivation):
