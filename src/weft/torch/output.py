@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.session.not_a_tensor import NotATensor, NoTensorError
-from weft.torch.tensors.pytree import items_of, rebuilt
+from weft.torch.tensors.pytree import CONTAINERS, items_of, rebuilt
 
 
 class StepOutput(NotATensor):
@@ -73,9 +73,11 @@ def collect(results: Sequence[Any], weights: Sequence[float]) -> Any:
     kind = type(first)
     if first is None and all(result is None for result in results):
         return None
-    if any(type(result) is not kind for result in results) or isinstance(first, torch.Size):
+    if any(type(result) is not kind for result in results) or kind is torch.Size:
+        return list(results)
+    if not isinstance(first, CONTAINERS):
         return list(results)
     held: list[Any] = [items_of(result) for result in results]
-    if any(items is None or items.keys() != held[0].keys() for items in held):
+    if any(items.keys() != held[0].keys() for items in held):
         return list(results)
     return rebuilt(first, [collect([items[key] for items in held], weights) for key in held[0]])

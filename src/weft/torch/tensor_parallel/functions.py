@@ -46,7 +46,7 @@ class Functions:
         self.shard_group = shard_group
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = map_tensors((args, kwargs), plain)
+        args, kwargs = map_tensors(args, plain), map_tensors(kwargs, plain)
         try:
             return self.on_shards(func, types, args, kwargs)
         except FATAL:
@@ -68,7 +68,7 @@ class Functions:
             if result is not NotImplemented:
                 return result
         if torch.is_grad_enabled():
-            args, kwargs = map_tensors((args, kwargs), self.wrapped)
+            args, kwargs = map_tensors(args, self.wrapped), map_tensors(kwargs, self.wrapped)
         return _plain(func, types, args, kwargs)
 
     def wrapped(self, tensor: Tensor) -> Tensor:

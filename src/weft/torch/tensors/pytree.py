@@ -74,74 +74,71 @@ def rebuilt(tree: Any, items: list[Any]) -> Any:
     >>> rebuilt({"x": 1, "y": 2}, ["a", "b"])
     {'x': 'a', 'y': 'b'}
     """
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind(items)
     if isinstance(tree, (list, tuple)):
-        return rebuild_sequence(type(tree), items)
+        return rebuild_sequence(kind, items)
     if isinstance(tree, dict):
-        return rebuild_dict(type(tree), dict(zip(tree, items, strict=True)), tree)
+        return rebuild_dict(kind, dict(zip(tree, items, strict=True)), tree)
     if isinstance(tree, Data):
-        return rebuild_dataclass(type(tree), dict(zip(attributes_of(tree), items, strict=True)))
+        return rebuild_dataclass(kind, dict(zip(attributes_of(tree), items, strict=True)))
     if not isinstance(tree, UserDict):
-        return type(tree)(items)
+        return kind(items)
     new = copy.copy(tree)
     new.data = rebuilt(tree.data, items)
     return new
 
 
 def map_tensors(
-    tree: Any, function: Callable[[Tensor], Any], *, attributes: bool = False, anew: bool = False
+    tree: Any, function: Callable[[Tensor], Any], attributes: bool = False, anew: bool = False, depth: int = 0
 ) -> Any:
     """``tree`` with ``function`` applied to its tensors; the same object where nothing changed.
 
     ``anew``: lists, tuples and dicts are rebuilt even so. ``attributes``: those of opaque objects are set in place.
+    ``depth``: how many objects the tree lies in.
     """
-
-    def walk(tree: Any, depth: int) -> Any:
-        if isinstance(tree, Tensor):
-            return function(tree)
-        if isinstance(tree, CONSTANTS):
-            return tree
-        if isinstance(tree, BUILT_IN):
-            items = tree.values() if isinstance(tree, dict) else tree
-            after = [walk(item, depth) for item in items]
-            return tree if same_objects(after, items) and not anew else rebuilt(tree, after)
-        if not _opens(tree, depth, attributes):
-            return tree
-        before = attributes_of(tree).copy()
-        after = [walk(item, depth + 1) for item in before.values()]
-        if isinstance(tree, Data):
-            same = same_objects(after, before.values())
-            return tree if same else rebuild_dataclass(type(tree), dict(zip(before, after, strict=True)))
-        for (name, item), new in zip(before.items(), after, strict=True):
-            if new is not item:
-                object.__setattr__(tree, name, new)
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, BUILT_IN):
+        items = tree.values() if isinstance(tree, dict) else tree
+        after = [map_tensors(item, function, attributes, anew, depth) for item in items]
+        return tree if all(map(is_, after, items)) and not anew else rebuilt(tree, after)
+    if isinstance(tree, CONSTANTS) or not _opens(tree, depth, attributes):
         return tree
+    before = attributes_of(tree).copy()
+    after = [map_tensors(item, function, attributes, anew, depth + 1) for item in before.values()]
+    if isinstance(tree, Data):
+        same = same_objects(after, before.values())
+        return tree if same else rebuild_dataclass(type(tree), dict(zip(before, after, strict=True)))
+    for (name, item), new in zip(before.items(), after, strict=True):
+        if new is not item:
+            object.__setattr__(tree, name, new)
+    return tree
 
-    return walk(tree, 0)
 
-
-def leaves_in(tree: Any, *, data: bool = True, attributes: bool = False) -> list[Any]:
+def leaves_in(tree: Any, data: bool = True, attributes: bool = False) -> list[Any]:
     """The tensors, constants and opaque objects in a tree, in the order in which :func:`map_tensors` comes to them.
 
     ``data``: whether dataclasses are containers. ``attributes``: those of opaque objects take the objects' place.
     """
     found: list[Any] = []
-
-    def walk(items: Iterable[Any], depth: int) -> None:
-        for item in items:
-            if isinstance(item, _ATOMS):
-                found.append(item)
-            elif isinstance(item, BUILT_IN):
-                walk(item.values() if isinstance(item, dict) else item, depth)
-            elif data and _opens(item, depth, attributes):
-                walk(attributes_of(item).values(), depth + 1)
-            else:
-                found.append(item)
-
-    walk((tree,), 0)
+    _collect((tree,), found, data, attributes, 0)
     return found
 
 
-def tensors_in(tree: Any, *, attributes: bool = False) -> list[Tensor]:
+# Not a function inside of the other: that would be a cycle, which keeps the tensors until it is collected.
+def _collect(items: Iterable[Any], found: list[Any], data: bool, attributes: bool, depth: int) -> None:
+    for item in items:
+        if isinstance(item, BUILT_IN):
+            _collect(item.values() if isinstance(item, dict) else item, found, data, attributes, depth)
+        elif isinstance(item, _ATOMS) or not (data and _opens(item, depth, attributes)):
+            found.append(item)
+        else:
+            _collect(attributes_of(item).values(), found, data, attributes, depth + 1)
+
+
+def tensors_in(tree: Any, attributes: bool = False) -> list[Tensor]:
     """The tensors in a tree; with ``attributes`` those in opaque objects, too."""
     return [leaf for leaf in leaves_in(tree, attributes=attributes) if isinstance(leaf, Tensor)]
 
