@@ -114,9 +114,9 @@ class Region:
         return sharded(given.shard, self.dim, total, shard_group)
 
     def _left(self, result: Tensor, shard_group: ShardGroup) -> Tensor:
-        if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_shards(result)) > 1:
+        keeps = self.keeps and may_spread() and shard_of(result) == self.dim
+        if not keeps or not isinstance(result, DTensor) or len(result.placements) > 1:
             return gathered(result, shard_group)
-        assert isinstance(result, DTensor)
         return spread(result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
@@ -131,10 +131,6 @@ class Region:
         )
         copied.unit = self.unit
         return copied
-
-
-def _shards(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.placements if isinstance(tensor, DTensor) else ()
 
 
 def written(shard: DTensor) -> tuple[int, int]:

@@ -103,7 +103,8 @@ class Rehearsal:
                 session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
             plans.append((model, plan))
         self._found = answer(session, self.machines, plans)
-        results = [map_tensors(self.result, _zeros)] * batch.microbatches
+        zeros = map_tensors(self.result, lambda t: torch.zeros((), dtype=t.dtype).expand(t.shape))
+        results = [zeros] * batch.microbatches
         return collect(results, batch.weights())
 
     def update(self, optimizer: Any) -> None:
@@ -146,7 +147,3 @@ def _kept_bytes(optimizer: Any, group: Mapping[str, Any], weight: Tensor) -> int
         return sum(each.nbytes for each in alone.state[twin].values() if isinstance(each, Tensor))
     log.warning("what %s keeps is not known: two numbers a weight are counted", type(optimizer).__name__)
     return 2 * weight.nbytes
-
-
-def _zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
