@@ -261,7 +261,7 @@ def shapes_in(description: list[Any]) -> list[list[int]]:
 
 
 def meta_from(description: list[Any]) -> Tensor:
-    """A tensor without data, on the meta device, from what ``nested.describe_tensor`` says of one."""
+    """A tensor without data, on the meta device, from what ``description.describe_tensor`` says of one."""
     dtype, shape, strides, requires_grad = description
     dtype = getattr(torch, dtype)
     if strides is None:

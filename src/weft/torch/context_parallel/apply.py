@@ -20,7 +20,7 @@ from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
 from weft.torch.tensor_parallel.splits import is_transposed
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 
 from .exchange import can_cut, cut, like, sharded
 from .mesh_2d import put_on_mesh_2d
@@ -50,7 +50,7 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 def with_shard(args: Any, kwargs: Any, given: Tensor, shard: Tensor) -> Any:
     """The arguments with the part in the place of what a module gets as sequences; all others are whole."""
-    return map_tensors((args, kwargs), lambda each: shard if each is given else plain(each))
+    return map_arguments((args, kwargs), lambda each: shard if each is given else plain(each))
 
 
 class Region:

@@ -30,7 +30,7 @@ from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from . import rules
@@ -309,7 +309,7 @@ class HeadsAndPositions(Positions):
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        args, kwargs = map_tensors(
+        args, kwargs = map_arguments(
             (args, kwargs),
             lambda each: (
                 shard_group.along_positions(each)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from weft.errors import UsageError
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.tensors.cut_weights import check_call, guard
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark_copies
@@ -63,13 +63,13 @@ class SplitLinear:
         check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
-            args, kwargs = map_tensors((args, kwargs), lambda each: as_full_tensor(plain(each)))
+            args, kwargs = map_arguments((args, kwargs), lambda each: as_full_tensor(plain(each)))
             return attend(module, self.shard_group, Entered(), *args, **kwargs)
         if self.linear.kind == EXPERTS:
-            args, kwargs = map_tensors((args, kwargs), lambda each: as_full_tensor(plain(each)))
+            args, kwargs = map_arguments((args, kwargs), lambda each: as_full_tensor(plain(each)))
             return run_sharded(self.module, self.linear, self.shard_group, args, kwargs)
         if self.linear.kind == VOCABULARY:
-            args, kwargs = map_tensors((args, kwargs), as_full_tensor)
+            args, kwargs = map_arguments((args, kwargs), as_full_tensor)
             if not isinstance(self.module, nn.Embedding):
                 return scores(self.module, self.shard_group, self.stays_sharded, *args, **kwargs)
             with LookedUp(self.module, self.shard_group, self.stays_sharded):

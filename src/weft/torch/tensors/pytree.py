@@ -119,6 +119,18 @@ def map_tensors(
     return tree
 
 
+def map_arguments(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Arguments with their tensors changed. Plain lists, tuples and dicts are copied also where nothing changes, for
+    what a module writes into them is sharded and must not reach its caller; all other kinds stay the same objects."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if type(tree) in (tuple, list):
+        return type(tree)(map_arguments(item, function) for item in tree)
+    if type(tree) is dict:
+        return {key: map_arguments(item, function) for key, item in tree.items()}
+    return tree
+
+
 def leaves_in(tree: Any, data: bool = True, attributes: bool = False) -> list[Any]:
     """The tensors, constants and opaque objects in a tree, in the order in which :func:`map_tensors` comes to them.
 

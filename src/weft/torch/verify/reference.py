@@ -145,28 +145,9 @@ def _run(
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
     batch = replace(batch, args=args, kwargs=kwargs)
-    reference, outside, asked = Reference(whole=whole), Outside(), False
+    reference, asked = Reference(whole=whole), False
     checkpoints = checkpoints_seen()
-    with ExitStack() as stack:
-        stack.enter_context(lend(models, values))
-        kept = Kept({home for module in modules for home in homes_of(function, module)})
-        for thing in (function, args, kwargs, *modules):
-            kept.note(thing)
-        stack.callback(outside.give_back)
-        for number, module in enumerate(modules):
-            stack.enter_context(
-                without_side_effects(module, session.streams, None, kept=None if number else kept)
-            )
-        for model in models:
-            if model.reducer is not None:
-                stack.enter_context(model.reducer.suspend())
-        for names, left in session.proofs.left or ():
-            names.update(left)
-        for module in modules:
-            writes = ParameterWrites(module)
-            stack.callback(torch.no_grad()(writes.undo))
-            stack.enter_context(writes)
-        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
+    with _borrowed(session, models, function, batch, values) as outside:
         for index in range(1 if trial else batch.microbatches):
             alone = Alone(session.streams, seed, index, whole, outside, values)
             given, named = batch.slice(index)
@@ -192,6 +173,37 @@ def _run(
         if not trial:
             session.proofs.left = state_elsewhere(models)
     return reference, asked
+
+
+@contextmanager
+def _borrowed(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch,
+    values: dict[int, list[Tensor]],
+) -> Iterator[Outside]:  # fmt: skip
+    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was. Gives what takes the
+    gradients of leaves that are none of the models'."""
+    modules, outside = [model.module for model in models], Outside()
+    with ExitStack() as stack:
+        stack.enter_context(lend(models, values))
+        kept = Kept({home for module in modules for home in homes_of(function, module)})
+        for thing in (function, batch.args, batch.kwargs, *modules):
+            kept.note(thing)
+        stack.callback(outside.give_back)
+        for number, module in enumerate(modules):
+            stack.enter_context(
+                without_side_effects(module, session.streams, None, kept=None if number else kept)
+            )
+        for model in models:
+            if model.reducer is not None:
+                stack.enter_context(model.reducer.suspend())
+        for names, left in session.proofs.left or ():
+            names.update(left)
+        for module in modules:
+            writes = ParameterWrites(module)
+            stack.callback(torch.no_grad()(writes.undo))
+            stack.enter_context(writes)
+        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
+        yield outside
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -29,7 +29,7 @@ from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, t
 from weft.torch.tensor_parallel.shard_group import ALL_GATHERS, Quiet
 from weft.torch.tensors import shards
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.pytree import map_tensors, tensors_in
+from weft.torch.tensors.pytree import leaves_in, map_arguments
 from weft.torch.tensors.shards import ShardPositions
 
 _NO_MEMORY = UsageError(
@@ -202,12 +202,12 @@ shards.register(ShardedActivation, plain, on_use=True)
 
 def spread_in(tree: Any) -> list[ShardedActivation]:
     """The spread tensors in lists, tuples and dicts."""
-    return [each for each in tensors_in(tree) if isinstance(each, ShardedActivation)]
+    return [each for each in leaves_in(tree, data=False) if isinstance(each, ShardedActivation)]
 
 
 def with_full_tensors(tree: Any, then: Callable[[Tensor], Tensor] = lambda full: full) -> Any:
     """A tree of arguments with the whole of spread tensors."""
-    return map_tensors(tree, lambda t: then(t.full_tensor()) if isinstance(t, ShardedActivation) else t)
+    return map_arguments(tree, lambda t: then(t.full_tensor()) if isinstance(t, ShardedActivation) else t)
 
 
 def _name(func: Any) -> str:

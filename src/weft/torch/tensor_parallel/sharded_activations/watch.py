@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from .losses import LOSS
@@ -89,7 +89,7 @@ class _Computes:
         self.names, self.dim, self.shard_group, self.then = frozenset([name]), dim, shard_group, then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = map_tensors((args, kwargs), self._taken)
+        args, kwargs = map_arguments((args, kwargs), self._taken)
         return map_tensors(self.then(*args, **kwargs), self._left)
 
     def _taken(self, tensor: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class _Takes:
         self.module, self.then = module, then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = map_tensors(
+        args, kwargs = map_arguments(
             (args, kwargs), lambda each: each.shard if isinstance(each, ShardedActivation) else each
         )
         return self.then(*args, **kwargs)
