@@ -507,8 +507,8 @@ FAULTS = (
     Fault(
         "torch/step",
         "torch/step.py",
-        "results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)",
-        "results.append(result)",
+        "map_tensors(result, lambda t: t.detach(), attributes=True)",
+        "result",
         "keeps the graph of what a step returns on one partition, so that memory grows with a sum of losses",
     ),
     Fault(

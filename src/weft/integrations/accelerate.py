@@ -30,7 +30,7 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.model import DistributedModel
 from weft.torch.optimizer import DistributedOptimizer
 from weft.torch.session import current
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 _RANKS = (
     "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -108,7 +108,7 @@ class Accelerator(accelerate.Accelerator):
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum over the replicas, or "mean"; "none" gives what was there."""
         if reduction == "none" or ranks.rdp_size() == 1:
-            return replace(tensor, lambda each: each * scale)
+            return map_tensors(tensor, lambda each: each * scale, attributes=True)
         return reduce_over_replicas(tensor, reduction == "mean", scale)
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.output import StepOutput
 from weft.torch.tensors.mini_batch import named_tensors
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import BUILT_IN, map_tensors, nodes_with_paths, tensors_in
 
 _running = threading.local()
 
@@ -120,7 +120,7 @@ class Whole:
             yield number, entry.kind, entry.key, filled, joined
 
     def _for_whole_batch(self, contents: list[Any], tensors: list[StepOutput], name: str) -> Any:
-        forms = [replace(content, _hidden, attributes=False) for content in contents]
+        forms = [map_tensors(content, _hidden) for content in contents]
         if any(not _equal(form, forms[0]) for form in forms):
             raise UsageError(
                 f"{self._what}: {name} differs between microbatches in something that is no tensor, and cannot be put "
@@ -136,7 +136,7 @@ def _hidden(tensor: Tensor) -> Any:
 
 def _filled(content: Any, tensors: list[Tensor]) -> Any:
     left = iter(tensors)
-    return replace(content, lambda _: next(left), attributes=False)
+    return map_tensors(content, lambda _: next(left))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -177,7 +177,8 @@ def refuse_uncut(batch: Any, what: str) -> None:
             "tensor, or lists, tuples, dicts or dataclasses of tensors, or an object with smp_slice(num_mb, mb, axis)"
         )
     rows = len(tensors[0]) if tensors and tensors[0].dim() else 0
-    found = next(_plain_lists(batch, "batch", rows), None) if rows > 1 else None
+    nodes = nodes_with_paths(batch, "batch", (*BUILT_IN, UserDict)) if rows > 1 else ()
+    found = next((path for path, node in nodes if _is_plain_list(node, rows)), None)
     if found is not None:
         raise UsageError(
             f"{what} gets a list of {rows} items that are no tensors, {found}, one for each sample, and weft cuts "
@@ -185,12 +186,6 @@ def refuse_uncut(batch: Any, what: str) -> None:
         )
 
 
-def _plain_lists(tree: Any, path: str, rows: int) -> Iterator[str]:
-    if isinstance(tree, (list, tuple)):
-        if len(tree) == rows and all(isinstance(item, (str, bytes, int, float)) for item in tree):
-            yield path
-        for number, item in enumerate(tree):
-            yield from _plain_lists(item, f"{path}[{number}]", rows)
-    elif isinstance(tree, (dict, UserDict)):
-        for name, item in tree.items():
-            yield from _plain_lists(item, f"{path}[{name!r}]", rows)
+def _is_plain_list(node: Any, rows: int) -> bool:
+    listed = isinstance(node, (list, tuple)) and len(node) == rows
+    return listed and all(isinstance(item, (str, bytes, int, float)) for item in node)

@@ -31,7 +31,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import RECIPES
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 SMALL = 16384
 FACTORIES = frozenset(
@@ -82,7 +82,7 @@ class Recipes:
             read.append((tensor, version(tensor)))
             return tensor
 
-        self.entries.append((func, *replace((args, kwargs), kept, attributes=False), read))
+        self.entries.append((func, *map_tensors((args, kwargs), kept), read))
         for tensor in touched:
             storage = tensor.untyped_storage()
             if storage_key(tensor) not in self.by_storage:
@@ -114,7 +114,7 @@ class Recipes:
                 )
             kwargs = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
             with torch.no_grad(), streams.own(mix(self.seed, number), TORCH):
-                new_args, new_kwargs = replace((args, kwargs), real, attributes=False)
+                new_args, new_kwargs = map_tensors((args, kwargs), real)
                 result = func(*new_args, **new_kwargs)
             if storage not in made:
                 made[storage] = result[0] if isinstance(result, (list, tuple)) else result

@@ -24,7 +24,7 @@ from weft.torch.example_graph import Example, first_microbatch
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.split.by_hand import wishes
 from weft.torch.tensors.marks import MARK
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 from weft.untrusted import listed, reason
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

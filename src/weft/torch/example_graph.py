@@ -37,8 +37,7 @@ from weft.torch.split.open_modules import graph_of, homes
 from weft.torch.split.sharding import with_cuts
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
-from weft.torch.tensors.nested import replace as replace_tensors
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
 from weft.torch.trace.without_values import AsWithValues, on_meta
@@ -184,7 +183,7 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     batch = first_microbatch(example, microbatches)
     meta = has_delayed(model)
     if meta:
-        batch = replace_tensors(batch, lambda t: t.to("meta"))
+        batch = map_tensors(batch, lambda t: t.to("meta"), attributes=True)
     streams = Streams(torch.device("meta") if meta else device)
     clock = Clock() if meta else None
 
@@ -238,7 +237,7 @@ def first_microbatch(given: Example, microbatches: int) -> Any:
     batch = given.batch
     if microbatches > 1:
         batch = prepare(example, (batch,), {}, Cut(), microbatches).slice(0)[0][0]
-    return replace_tensors(batch, lambda tensor: tensor.to(given.device))
+    return map_tensors(batch, lambda tensor: tensor.to(given.device), attributes=True)
 
 
 def opened(tree: Tree, units: int) -> set[str]:

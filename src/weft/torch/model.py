@@ -39,7 +39,7 @@ from weft.torch.session import current
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import is_cut
-from weft.torch.tensors.nested import bytes_of, replace
+from weft.torch.tensors.pytree import bytes_of, map_tensors
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 from weft.torch.wrappable import check_wrappable
 
@@ -186,7 +186,7 @@ class DistributedModel(nn.Module):
         if self.reducer is not None and share() is None and torch.is_grad_enabled():
             changes.look(session)
         if session.device.type != "cpu":
-            args, kwargs = replace((args, kwargs), lambda t: _on(session.device, t), attributes=False)
+            args, kwargs = map_tensors((args, kwargs), lambda t: _on(session.device, t))
         glue = running()
         if session.first_inputs and glue is not None:
             args, kwargs = glue.from_first((args, kwargs))

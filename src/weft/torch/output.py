@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.session.not_a_tensor import NotATensor, NoTensorError
-from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
+from weft.torch.tensors.pytree import CONTAINERS, items_of, rebuilt
 
 
 class StepOutput(NotATensor):
@@ -74,16 +73,11 @@ def collect(results: Sequence[Any], weights: Sequence[float]) -> Any:
     kind = type(first)
     if first is None and all(result is None for result in results):
         return None
-    if any(type(result) is not kind for result in results):
+    if any(type(result) is not kind for result in results) or kind is torch.Size:
         return list(results)
-    if isinstance(first, torch.Size):
+    if not isinstance(first, CONTAINERS):
         return list(results)
-    if isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
-        items = [collect([result[i] for result in results], weights) for i in range(len(first))]
-        return rebuild_sequence(kind, items)
-    if isinstance(first, dict) and all(result.keys() == first.keys() for result in results):
-        return rebuild_dict(kind, {key: collect([r[key] for r in results], weights) for key in first})
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        fields = [attributes_of(result) for result in results]
-        return rebuild_dataclass(kind, {n: collect([f[n] for f in fields], weights) for n in fields[0]})
-    return list(results)
+    held: list[Any] = [items_of(result) for result in results]
+    if any(items.keys() != held[0].keys() for items in held):
+        return list(results)
+    return rebuilt(first, [collect([items[key] for items in held], weights) for key in held[0]])

@@ -7,7 +7,7 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from weft.torch.step_run import StepRun
 from weft.torch.tensor_parallel.samples import with_samples_of_all
 from weft.torch.tensors.deferred_logits import settle, settled
 from weft.torch.tensors.mini_batch import MiniBatch, prepare, refuse_elsewhere, shares_of, told_of_devices
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.verify import compare
 from weft.torch.verify.whole_batch import Rows
 
@@ -95,7 +95,7 @@ class Step:
         return collected
 
     def _prepare(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MiniBatch:
-        cut = replace_fields(self.cut, joined=self.rows.like.cut.joined)
+        cut = replace(self.cut, joined=self.rows.like.cut.joined)
         batch = prepare(self.function, args, kwargs, cut, _count(session))
         if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
@@ -218,7 +218,7 @@ class Step:
         microbatch need not be neighbours; the trainer puts what the step returns in order again.
         """
         self.rows = Rows(title, like or self, True, reorders)
-        self.cut = replace_fields(self.cut, adapts=True)
+        self.cut = replace(self.cut, adapts=True)
 
     def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
@@ -230,7 +230,7 @@ class Step:
         if joined == Joined():
             return batch
         trains = self.rows.like
-        trains.cut = replace_fields(trains.cut, joined=joined)
+        trains.cut = replace(trains.cut, joined=joined)
         return self._prepare(session, batch.args, batch.kwargs)
 
     def _evaluates(self, session: Session) -> bool:
@@ -250,7 +250,7 @@ class Step:
             )
         if session.first_inputs and session.position("pp"):
             return batch
-        return replace_fields(batch, shares=shares_of(self.weight, batch))
+        return replace(batch, shares=shares_of(self.weight, batch))
 
     def _alone(self, session: Session, batch: MiniBatch) -> Results:
         """One partition: plain accumulation over microbatches; their results, and their weights."""
@@ -274,8 +274,10 @@ class Step:
                         raise UsageError(READS_SHARES) from error
                     raise
                 self._trains |= trains()
-            result = replace(result, settled)
-            results.append(replace(result, lambda t: t.detach()) if self.detach_outputs else result)
+            result = map_tensors(result, settled, attributes=True)
+            if self.detach_outputs:
+                result = map_tensors(result, lambda t: t.detach(), attributes=True)
+            results.append(result)
         finish_step(session)
         return results, batch.weights()
 

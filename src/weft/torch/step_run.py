@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from typing import Any
 
 from weft.errors import PeerError
@@ -104,7 +104,7 @@ class StepRun:
             with record_first(session):
                 seed, shares = self._check.begin(self._agreed([self._own_seed, self.batch.shares]))
             pipeline.seed = seed
-            self.batch = replace_fields(self.batch, shares=shares)
+            self.batch = replace(self.batch, shares=shares)
             began_s = time.perf_counter()
             checks = Checks(self._check.look, self._calls.look)
             results = self._executor.run([self._body] * self.batch.microbatches, self._order, checks)

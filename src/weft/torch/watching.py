@@ -15,6 +15,7 @@ from weft.session.watching import log_values
 from weft.timeline import Span
 from weft.torch.output import StepOutput
 from weft.torch.session.session import Session
+from weft.torch.tensors.pytree import nodes_with_paths
 from weft.watch.progress import Ranks
 
 
@@ -59,15 +60,13 @@ def _ranks(session: Session) -> Ranks:
 
 def _loss(results: Any) -> float | None:
     """The first scalar that a step returns."""
-    if isinstance(results, StepOutput):
-        first = results.outputs[0]
-        return float(results.reduce_mean()) if first.dim() == 0 and first.is_floating_point() else None
-    if isinstance(results, Mapping):
-        results = list(results.values())
-    for each in results if isinstance(results, (list, tuple)) else ():
-        found = _loss(each)
-        if found is not None:
-            return found
+    for _, node in nodes_with_paths(results, "", (list, tuple, Mapping)):
+        if (
+            isinstance(node, StepOutput)
+            and node.outputs[0].dim() == 0
+            and node.outputs[0].is_floating_point()
+        ):
+            return float(node.reduce_mean())
     return None
 
 

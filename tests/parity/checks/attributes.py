@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from weft.errors import PeerError, PlacementError
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 from ..compare import device
 from .harness import WIDTH, check, same_as_alone, seeded, squared_error, start, vectors

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.communication import objects
 from weft.compat.hf.ranks import gather_over_replicas, reduce_over_replicas
 from weft.session.current import session
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 
 def install(counts: Callable[[], bool]) -> None:
@@ -54,7 +54,7 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         found: Tensor = objects.allgather(own.detach(), objects.RDP_GROUP)[from_process]
         return found.to(own.device)
 
-    return replace(tensor, one)
+    return map_tensors(tensor, one, attributes=True)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
@@ -67,7 +67,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     """The sum over all copies, or the mean; "none" leaves what is there."""
     if reduction == "none":
-        return replace(tensor, lambda each: each * scale)
+        return map_tensors(tensor, lambda each: each * scale, attributes=True)
     return reduce_over_replicas(tensor, reduction == "mean", scale)
 
 
@@ -84,7 +84,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
         rest = own.new_full((*own.shape[:dim], missing, *own.shape[dim % own.dim() + 1 :]), pad_index)
         return torch.cat([rest, own] if pad_first else [own, rest], dim)
 
-    return replace(tensor, one)
+    return map_tensors(tensor, one, attributes=True)
 
 
 _OURS: dict[str, Callable[..., Any]] = {

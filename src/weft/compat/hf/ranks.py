@@ -18,7 +18,7 @@ from weft.compat.modelparallel.session import state
 from weft.session.ranks import local_rank, rank, rdp_rank, rdp_size
 from weft.torch.model import DistributedModel
 from weft.torch.session.current import session
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 
 def install(accelerator: ModuleType) -> None:
@@ -100,7 +100,7 @@ def gather_over_replicas(tree: Any) -> Any:
         own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
         return torch.cat([part.to(tensor.device) for part in objects.allgather(own, objects.RDP_GROUP)])
 
-    return replace(tree, one)
+    return map_tensors(tree, one, attributes=True)
 
 
 def reduce_over_replicas(tree: Any, mean: bool, scale: float) -> Any:
@@ -112,4 +112,4 @@ def reduce_over_replicas(tree: Any, mean: bool, scale: float) -> Any:
             torch.distributed.all_reduce(total, group=session().group("rdp"))
         return (total / rdp_size() if mean else total).to(tensor.device) * scale
 
-    return replace(tree, one)
+    return map_tensors(tree, one, attributes=True)

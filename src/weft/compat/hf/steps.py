@@ -148,6 +148,8 @@ class _Steps:
         """Loss, logits and labels of the batch, as one process has them."""
         import torch
 
+        from weft.torch.tensors.pytree import map_nodes
+
         count: Any = getattr(self.trainer, "_get_num_items_in_batch", None)
         labelled = count is not None and isinstance(inputs, dict) and inputs.get("labels") is not None
         items = count([inputs], self.trainer.args.device) if labelled else None
@@ -156,11 +158,13 @@ class _Steps:
                 model, inputs, items, prediction_loss_only, ignore_keys, **kwargs
             )
         one = None if isinstance(loss, list) else loss.reduce_mean()  # a list: None of every microbatch
-        return one, self._whole(logits), self._whole(labels)
+        return one, map_nodes(logits, self._whole), map_nodes(labels, self._whole)
 
     def _count(self, model: Any, inputs: Any, *others: Any, **kwargs: Any) -> float:
         """The weight of a microbatch: the tokens of its loss, or else its samples."""
         import torch
+
+        from weft.torch.tensors.mini_batch import named_tensors
 
         labels = inputs.get("shift_labels") if hasattr(inputs, "get") else None
         if labels is None and hasattr(inputs, "get"):
@@ -172,7 +176,7 @@ class _Steps:
             if self.own_loss:
                 self._warn(counted / max(1, len(labels)))
             return counted
-        return float(next((len(each) for each in _tensors(inputs) if each.dim()), 1))
+        return float(next((len(each) for _, each in named_tensors(inputs, "") if each.dim()), 1))
 
     def _warn(self, ratio: float) -> None:
         """Warn once that the script's own loss may be a mean over something else than the labels that count."""
@@ -185,24 +189,20 @@ class _Steps:
                 type(self.trainer).__name__,
             )  # fmt: skip
 
-    def _whole(self, tree: Any) -> Any:
-        """The batch's tensors, from those of its microbatches; shorter ones are padded as the Trainer pads."""
+    def _whole(self, node: Any) -> Any:
+        """A tensor of the batch, from those of its microbatches; shorter ones are padded as the Trainer pads."""
         from weft.torch import StepOutput
 
-        if isinstance(tree, StepOutput) and not tree.outputs[0].dim():
-            return tree.reduce_mean()
-        if isinstance(tree, StepOutput):
-            blocks = self._train.cut.joined.blocks
-            parts = [each.chunk(blocks) for each in tree.outputs]
-            inorder = [part[block] for block in range(blocks) for part in parts]
-            return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), inorder)
-        if isinstance(tree, dict):
-            return type(tree)({key: self._whole(value) for key, value in tree.items()})
-        if isinstance(tree, list) and all(each is None for each in tree):
+        if isinstance(node, list) and all(each is None for each in node):
             return None
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._whole(each) for each in tree)
-        return tree
+        if not isinstance(node, StepOutput):
+            return node
+        if not node.outputs[0].dim():
+            return node.reduce_mean()
+        blocks = self._train.cut.joined.blocks
+        parts = [each.chunk(blocks) for each in node.outputs]
+        inorder = [part[block] for block in range(blocks) for part in parts]
+        return functools.reduce(functools.partial(self.concat, padding_index=IGNORED), inorder)
 
 
 def _train_microbatch(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
@@ -256,16 +256,3 @@ def _part_of(items: Any) -> Any:
 
 def _is_causal(trainer: Any) -> bool:
     return "CausalLM" in type(trainer.model).__name__ or "LMHeadModel" in type(trainer.model).__name__
-
-
-def _tensors(tree: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif hasattr(tree, "values"):
-        for each in tree.values():
-            yield from _tensors(each)
-    elif isinstance(tree, (list, tuple)):
-        for each in tree:
-            yield from _tensors(each)

@@ -18,7 +18,7 @@ from weft.torch.session import current as session_of
 from weft.torch.session.collectives import gather_tensors, gather_texts
 from weft.torch.tensor_parallel import axes_of
 from weft.torch.tensors.marks import WRAPPER
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 _FORWARDED = (
     "overlapping_allreduce", "backward_passes_per_step", "average_grads_across_microbatches", "bucket_cap_mb",
@@ -97,8 +97,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
         def raise_(tensor: Tensor) -> Tensor:
             return tensor.float() if tensor.dtype == half else tensor
 
-        args, kwargs = replace((args, kwargs), lower, attributes=False)
-        return replace(super().forward(*args, **kwargs), raise_, attributes=False)
+        args, kwargs = map_tensors((args, kwargs), lower)
+        return map_tensors(super().forward(*args, **kwargs), raise_)
 
     # --- states ---------------------------------------------------------------------------------------------
 

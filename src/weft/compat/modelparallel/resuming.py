@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from weft.torch import resume_from_checkpoint as weft_resume_from_checkpoint
 from weft.torch import save_checkpoint as weft_save_checkpoint
 from weft.torch.checkpoint.formats.source import open_source
 from weft.torch.session import current as session_of
+from weft.torch.tensors.pytree import nodes_with_paths
 
 log = logging.getLogger("weft")
 _TRAINER_NAME = "pytorch_model.bin"
@@ -62,7 +63,7 @@ def resume_from_checkpoint(
         kwargs.setdefault("translate_function", _own_names(Path(path), kwargs.get("model")))
     kwargs.setdefault("allow_pickle", True if os.environ.get(ALLOW_PICKLE) == "1" else "leave")
     content = weft_resume_from_checkpoint(path, tag, partial, *args, **kwargs)
-    unread = list(_unread(content, "user_content"))
+    unread = [name for name, node in nodes_with_paths(content, "user_content") if isinstance(node, Unread)]
     if unread and rank() == 0:
         log.warning(
             "%s: pickled, and left out, because reading it may run any code. If you trust whoever wrote %s, start the "
@@ -91,15 +92,3 @@ def _own_names(folder: Path, model: Any) -> Callable[[dict[str, Any]], dict[str,
             return dict(read(None, config=config, state_dict=state).state_dict())
 
     return renamed
-
-
-def _unread(content: Any, name: str) -> Iterator[str]:
-    """The names of what was left out."""
-    if isinstance(content, Unread):
-        yield name
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            yield from _unread(value, f"{name}[{key!r}]")
-    elif isinstance(content, (list, tuple)):
-        for number, value in enumerate(content):
-            yield from _unread(value, f"{name}[{number}]")

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, S
 from torch.distributed.tensor import DTensor
 
 from weft.errors import CheckpointError, ConfigError, UsageError
+from weft.torch.tensors.pytree import nodes_with_paths
 
 
 class SMStateDictType(Enum):
@@ -229,12 +230,10 @@ def _by_ranks(state_dict: dict[str, Any], group: Any) -> dict[str, Any]:
 
 def _hidden(part: Any, place: str) -> str:
     """Where an optimizer, or its own state, is found inside of something, or nothing."""
-    if isinstance(part, torch.optim.Optimizer) or _is_optimizers(part):
-        return place
-    entries = (
-        part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, (list, tuple)) else ()
+    nodes = nodes_with_paths(part, place)
+    return next(
+        (path for path, node in nodes if isinstance(node, torch.optim.Optimizer) or _is_optimizers(node)), ""
     )
-    return next(filter(None, (_hidden(value, f"{place}[{name!r}]") for name, value in entries)), "")
 
 
 def _check_states(name: str, by_ranks: dict[str, Any], names: set[str]) -> None:

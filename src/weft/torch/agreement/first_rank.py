@@ -19,7 +19,7 @@ from weft.torch.session.divergence import describe_tensor, digest_of
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
 from weft.torch.tensors.marks import RECIPES
-from weft.torch.tensors.nested import plain_tensors_of
+from weft.torch.tensors.pytree import plain_tensors_of
 
 log = logging.getLogger("weft")
 

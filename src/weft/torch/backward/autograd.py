@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from weft.errors import UsageError
 from weft.torch.pytorch.private import capture, gradient_hooks, hooks_are_known, run_engine
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import tensors_in
 
 
 class Reducer(Protocol):
@@ -166,8 +166,7 @@ def parameters_of(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[
 def check_outside(name: str, result: Any, tensors: Sequence[Tensor]) -> None:
     """Refuse what a call on one rank has made of a trainable tensor that is none of the model's and no argument: that
     rank alone would have its gradient."""
-    made: list[Tensor] = []
-    replace(result, lambda tensor: made.append(tensor) or tensor, attributes=False)  # type: ignore[func-returns-value]
+    made = tensors_in(result)
     if not torch.is_grad_enabled():  # nothing has been made of any
         made, tensors = [tensor for tensor in made if isinstance(tensor, nn.Parameter)], ()
     for found in parameters_of(made, {tensor.grad_fn for tensor in tensors}):

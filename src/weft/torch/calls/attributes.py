@@ -26,7 +26,7 @@ from weft.errors import PlacementError, UsageError
 from weft.torch.calls.call_signature import meta_like
 from weft.torch.pytorch.private import SLOT, has_memory, storage_key, tables_of, version
 from weft.torch.tensors.description import Describer
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 
 _ABSENT = object()
 _COUNTERS = (int, str, type(None))
@@ -295,7 +295,7 @@ class Own:
         """A microbatch has ended on this ``rank``."""
         for number, value in enumerate(self.take()):
             if value is not self.first[number] and index > self._left[number][0]:
-                self._left[number] = index, replace(value, lambda one: as_left(one, rank), attributes=False)
+                self._left[number] = index, map_tensors(value, lambda one: as_left(one, rank))
 
     def end(self) -> None:
         """The step is over: they are as one process leaves them."""

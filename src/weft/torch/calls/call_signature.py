@@ -8,7 +8,6 @@ Python's random numbers, are told each time: *dynamic*.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
 import json
@@ -24,17 +23,16 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import TorchDispatchMode
 from weft.torch.pytorch.torch_functions import READS, SHAPED_BY_TENSORS
 from weft.torch.tensors.description import Describer
-from weft.torch.tensors.nested import (
-    ATTRIBUTE_DEPTH,
-    CONSTANTS,
+from weft.torch.tensors.pytree import (
+    Data,
     attributes_of,
-    is_walkable,
     opaque_objects,
+    tensors_in,
 )
 
 
 class Spec(NamedTuple):
-    """The result of a call, seen from outside: a ``description`` (see ``tensors.nested``), and what all ranks must
+    """The result of a call, seen from outside: a ``description`` (see ``tensors.description``), and what all ranks must
     know of the call.
 
     ``dynamic``: the owner tells the description at each call. ``random``: the streams that the call draws from.
@@ -115,7 +113,7 @@ def scan(tree: Any, parts: list[Any], tensors: list[Tensor], values: bool = True
         for key, item in tree.items():
             parts.append(key)
             scan(item, parts, tensors, values)
-    elif dataclasses.is_dataclass(tree) and is_walkable(tree):
+    elif isinstance(tree, Data):
         parts.append(type(tree))
         for item in attributes_of(tree).values():
             scan(item, parts, tensors, values)
@@ -142,28 +140,10 @@ def meta_like(tensor: Tensor) -> Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def find_hidden(tree: Any, hidden: list[Tensor], depth: int = 0) -> None:
-    """Append the tensors in the attributes of an opaque object to ``hidden``."""
-    if isinstance(tree, Tensor):
-        hidden.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            find_hidden(item, hidden, depth)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            find_hidden(item, hidden, depth)
-    elif depth < ATTRIBUTE_DEPTH and not isinstance(tree, CONSTANTS) and is_walkable(tree):
-        for item in list(attributes_of(tree).values()):
-            find_hidden(item, hidden, depth + 1)
-
-
 def hidden_in(tree: Any) -> list[Tensor]:
     """The tensors in the attributes of the opaque objects in ``tree``."""
-    hidden: list[Tensor] = []
-    for thing in opaque_objects(tree):
-        if is_walkable(thing) and not dataclasses.is_dataclass(thing):
-            find_hidden(thing, hidden)
-    return hidden
+    opaque = [thing for thing in opaque_objects(tree) if not isinstance(thing, Data)]
+    return tensors_in(opaque, attributes=True)
 
 
 def digest(name: str, parts: tuple[Any, ...]) -> int:
@@ -281,7 +261,7 @@ def shapes_in(description: list[Any]) -> list[list[int]]:
 
 
 def meta_from(description: list[Any]) -> Tensor:
-    """A tensor without data, on the meta device, from what ``nested.describe_tensor`` says of one."""
+    """A tensor without data, on the meta device, from what ``description.describe_tensor`` says of one."""
     dtype, shape, strides, requires_grad = description
     dtype = getattr(torch, dtype)
     if strides is None:

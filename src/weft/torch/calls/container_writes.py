@@ -25,15 +25,16 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.calls.call_signature import after_writes
 from weft.torch.tensors.description import class_name, find_class
-from weft.torch.tensors.nested import (
+from weft.torch.tensors.pytree import (
     ATTRIBUTE_DEPTH,
     CONSTANTS,
     DATA_DEPTH,
     attributes_of,
     is_walkable,
+    leaves_in,
+    map_nodes,
     rebuild_sequence,
     same_objects,
-    with_things,
 )
 
 _PLAIN, _TENSOR, _TUPLE, _SEQUENCE, _MAPPING, _SET, _DATA, _OBJECT = range(8)
@@ -97,14 +98,12 @@ class Filled(NamedTuple):
     def without_numbers(self) -> Filled:
         """The same without floating-point numbers in attributes, which may be others at each call."""
         return self._replace(
-            written={key: value for key, value in self.written.items() if not _has_float(value)}
+            written={
+                key: value
+                for key, value in self.written.items()
+                if not any(isinstance(leaf, float) for leaf in leaves_in(value, data=False))
+            }
         )
-
-
-def _has_float(item: Any) -> bool:
-    if isinstance(item, dict):
-        item = [*item.values()]
-    return any(map(_has_float, item)) if isinstance(item, (list, tuple)) else isinstance(item, float)
 
 
 def _is_uncertain(item: Any) -> bool:
@@ -191,12 +190,12 @@ class Contents:
         """From now on the things hold what `localise` has found."""
         for thing, local, before in zip(self.things, self._local, self._before, strict=True):
             if not same_objects(local.values(), before.values()):
-                _fill(thing, local)
+                fill(thing, local)
 
     def restore(self) -> None:
         """The things hold again what they held before."""
         for thing, before in zip(self.things, self._before, strict=True):
-            _fill(thing, before)
+            fill(thing, before)
 
     def changes(self) -> list[Change]:
         """The changes of the containers, after `local` if that was called.
@@ -223,11 +222,11 @@ class Contents:
             number = self._number(item)
             return item if number is None else Known(number)
 
-        return with_things(result, known)
+        return map_nodes(result, known)
 
     def find(self, result: Any) -> Any:
         """The result that `refer` has given references for, after `apply`."""
-        return with_things(result, lambda item: self._thing(item.number) if isinstance(item, Known) else item)
+        return map_nodes(result, lambda item: self._thing(item.number) if isinstance(item, Known) else item)
 
     def _number(self, item: Any) -> int | None:
         number = self._numbers.get(id(item))
@@ -274,7 +273,7 @@ class Contents:
         self._reached = 0
         for number, items in changes:
             places = [*self._before[number].values()]
-            _fill(self.things[number], {key: self._found(item, places) for key, item in items})
+            fill(self.things[number], {key: self._found(item, places) for key, item in items})
 
     def _found(self, item: Any, places: Sequence[Any]) -> Any:
         if isinstance(item, Kept):
@@ -289,21 +288,16 @@ class Contents:
             self._make(_empty(find_class(item.kind, (object,))))
         thing = self._made[self._reached]
         self._reached += 1
-        _fill(thing, {key: self._found(each, ()) for key, each in item.items})
+        fill(thing, {key: self._found(each, ()) for key, each in item.items})
         own = _attributes(thing, _kind_of(thing))
         if own is not None:
-            _fill(own, {key: self._found(each, ()) for key, each in item.attributes})
+            fill(own, {key: self._found(each, ()) for key, each in item.attributes})
         return thing
 
 
 def outside(tree: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """``tree`` with its tensors changed, but for those in lists, dicts and objects."""
-    if isinstance(tree, Tensor):
-        return transform(tree)
-    if not isinstance(tree, tuple) or isinstance(tree, torch.Size):
-        return tree
-    items = [outside(item, transform) for item in tree]
-    return tree if same_objects(items, tree) else rebuild_sequence(type(tree), items)
+    return map_nodes(tree, lambda item: transform(item) if isinstance(item, Tensor) else item, (tuple,))
 
 
 def _kind_of(thing: Any) -> int:
@@ -376,28 +370,22 @@ def _empty(kind: Any) -> Any:
     return kind.__new__(kind) if own else object.__new__(kind)
 
 
-def _fill(thing: Any, items: dict[Any, Any]) -> None:
+def fill(thing: Any, items: dict[Any, Any]) -> None:
     """Let a thing hold these items and no others, in this order, past what its class makes of that."""
     kind = _kind_of(thing)
     now = _held(thing, kind)
     if len(now) == len(items) and all(map(is_, now.values(), items.values())) and [*now] == [*items]:
         return
+    built_in = (list, deque, OrderedDict, dict, set)
+    own: Any = next((base for base in built_in if isinstance(thing, base)), type(thing))
     if kind == _SEQUENCE:
-        base = list if isinstance(thing, list) else type(thing)
-        base.clear(thing)
-        base.extend(thing, items.values())
+        own.clear(thing)
+        own.extend(thing, items.values())
     elif kind == _SET:
-        thing.clear()
+        own.clear(thing)
         for item in items:
-            thing.add(item)
+            own.add(thing, item)
     elif kind == _MAPPING:
-        own = (
-            OrderedDict
-            if isinstance(thing, OrderedDict)
-            else dict
-            if isinstance(thing, dict)
-            else type(thing)
-        )
         _fill_by_key(thing, now, items, own.__delitem__, own.__setitem__)
     else:
         _fill_by_key(thing, now, items, object.__delattr__, object.__setattr__)
@@ -420,4 +408,4 @@ def _fill_by_key(
             put(thing, key, item)
 
 
-__all__ = ["Change", "Contents", "Filled", "fills", "outside", "puts_the_same", "written_by"]
+__all__ = ["Change", "Contents", "Filled", "fill", "fills", "outside", "puts_the_same", "written_by"]

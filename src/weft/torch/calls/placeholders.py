@@ -22,7 +22,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import no_torch_function
-from weft.torch.tensors.nested import is_wrapped, plain_tensors_of, replace, replace_inside, tensors_in
+from weft.torch.tensors.pytree import is_wrapped, map_tensors, plain_tensors_of, replace_inside, tensors_in
 
 _SAME = torch_functions.METADATA | torch_functions.GRADIENTS | torch_functions.named(
     (Tensor,), ("data_ptr", "untyped_storage", "storage_type", "share_memory_", "pin_memory", "is_set_to")
@@ -225,7 +225,7 @@ def _on_owner(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
     result = _on_meta(func, args, kwargs, first)
     if func in _DETACH:  # as nn.Parameter(parameter) wants it
         return _marked(result, type(first), first._weft_of[0], name, first._weft_device)
-    return replace(result, lambda tensor: _like(tensor, first, name, first._weft_device), attributes=False)
+    return map_tensors(result, lambda tensor: _like(tensor, first, name, first._weft_device))
 
 
 def _on_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], first: Placeholder) -> Any:
@@ -236,7 +236,7 @@ def _on_meta(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], first:
 
     try:
         with torch.no_grad():
-            result = func(*replace(args, empty, attributes=False), **replace(kwargs, empty, attributes=False))
+            result = func(*map_tensors(args, empty), **map_tensors(kwargs, empty))
     except NotImplementedError:
         _refuse(first)
     if not tensors_in(result):

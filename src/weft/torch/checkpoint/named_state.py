@@ -29,7 +29,7 @@ from weft.torch.replicas.full_tensors import full_tensor, like
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, mix
 from weft.torch.session.session import Session
 from weft.torch.tensors import saved_values
-from weft.torch.tensors.nested import named_plain_tensors
+from weft.torch.tensors.pytree import named_plain_tensors
 from weft.torch.tensors.state_names import name_faults, shape_faults, shapes_of
 from weft.untrusted import translated
 

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 from weft.errors import UsageError
 from weft.torch.pytorch.private import version
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
-from weft.torch.tensor_parallel.functions import answer, replaced
+from weft.torch.tensor_parallel.functions import answer
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
 from weft.torch.tensor_parallel.splits import is_transposed
 from weft.torch.tensors.cut_weights import inside_unit
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 
 from .exchange import can_cut, cut, like, sharded
 from .mesh_2d import put_on_mesh_2d
@@ -50,7 +50,7 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 def with_shard(args: Any, kwargs: Any, given: Tensor, shard: Tensor) -> Any:
     """The arguments with the part in the place of what a module gets as sequences; all others are whole."""
-    return replaced((args, kwargs), lambda each: shard if each is given else plain(each))
+    return map_arguments((args, kwargs), lambda each: shard if each is given else plain(each))
 
 
 class Region:
@@ -97,7 +97,7 @@ class Region:
             )
         if not (self.unit and inside_unit()):
             make_full(args, kwargs, shard_group)
-        return replace(result, lambda each: self._left(each, shard_group), attributes=False)
+        return map_tensors(result, lambda each: self._left(each, shard_group))
 
     def _shard(self, given: Tensor, shard_group: ShardGroup) -> DTensor | None:
         """The shard that another region has left, if this tensor is one and still fits."""
@@ -114,9 +114,9 @@ class Region:
         return sharded(given.shard, self.dim, total, shard_group)
 
     def _left(self, result: Tensor, shard_group: ShardGroup) -> Tensor:
-        if not self.keeps or shard_of(result) != self.dim or not may_spread() or len(_shards(result)) > 1:
+        keeps = self.keeps and may_spread() and shard_of(result) == self.dim
+        if not keeps or not isinstance(result, DTensor) or len(result.placements) > 1:
             return gathered(result, shard_group)
-        assert isinstance(result, DTensor)
         return spread(result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
@@ -133,10 +133,6 @@ class Region:
         return copied
 
 
-def _shards(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.placements if isinstance(tensor, DTensor) else ()
-
-
 def written(shard: DTensor) -> tuple[int, int]:
     """Numbers that change when somebody writes into the part."""
     return version(shard), version(shard.to_local())
@@ -146,7 +142,7 @@ def make_full(args: Any, kwargs: Any, shard_group: ShardGroup) -> None:
     """Gather what objects among a module's arguments hold as shards after its call, keys and values say."""
     for thing in (*args, *kwargs.values()):
         if not isinstance(thing, (Tensor, int, float, str, type(None))) and type(thing) not in (tuple, list):
-            replace(thing, lambda tensor: gathered(tensor, shard_group))
+            map_tensors(thing, lambda tensor: gathered(tensor, shard_group), attributes=True)
 
 
 class OnPositions:

@@ -32,7 +32,7 @@ from weft.torch.tensor_parallel.search_trial import Collectives, Stop
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
 from weft.torch.tensor_parallel.sharded_activations import watch
 from weft.torch.tensor_parallel.splits import pattern
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 
 from .apply import make_full, placeholder, sequence_in, with_shard, written
 from .exchange import can_cut, cut
@@ -306,7 +306,7 @@ class Attempt:
             raise Conflict("it keeps a tensor in an attribute")
         make_full(args, kwargs, watcher.shard_group)
         watcher.check_backward(self.module, shards, leaf)
-        return replace(result, lambda each: gathered(each, watcher.shard_group), attributes=False)
+        return map_tensors(result, lambda each: gathered(each, watcher.shard_group))
 
 
 class Watcher(Positions):

@@ -23,14 +23,14 @@ from weft.torch.pytorch.private import version
 from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
-from weft.torch.tensor_parallel.functions import answer, name_of, replaced
+from weft.torch.tensor_parallel.functions import answer, name_of
 from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from . import rules
@@ -264,7 +264,7 @@ def apart(shard_group: TensorAndContext, func: Any, args: Any, kwargs: Any) -> A
         setattr(made, BLOCKS, getattr(piece, BLOCKS))
         return made
 
-    return replace(result, both, attributes=False)
+    return map_tensors(result, both)
 
 
 class HeadsAndPositions(Positions):
@@ -309,7 +309,7 @@ class HeadsAndPositions(Positions):
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        args, kwargs = replaced(
+        args, kwargs = map_arguments(
             (args, kwargs),
             lambda each: (
                 shard_group.along_positions(each)

@@ -16,7 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from weft.torch.pytorch.private import no_dispatch_modes
 from weft.torch.pytorch.torch_functions import METADATA, named
-from weft.torch.tensor_parallel.functions import FATAL, Functions, replaced
+from weft.torch.tensor_parallel.functions import FATAL, Functions
 from weft.torch.tensor_parallel.rules import (
     RULES,
     Rule,
@@ -32,6 +32,7 @@ from weft.torch.tensor_parallel.rules import (
 )
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import plain
+from weft.torch.tensors.pytree import map_arguments
 
 from .exchange import KeptSharded, gather, like, own, sharded, share
 from .weights import ContextGroup, used, used_replicated
@@ -93,7 +94,7 @@ def norm(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     if any(isinstance(each, DTensor) for each in weights) or _dims_after(x) < normed:
         raise Unsplittable("is taken over positions")
     local = x.to_local()
-    args, kwargs = replaced((args, kwargs), lambda each: local if each is x else used(each, shard_group))
+    args, kwargs = map_arguments((args, kwargs), lambda each: local if each is x else used(each, shard_group))
     return like(func(*args, **kwargs), x, shard_group)
 
 
@@ -262,7 +263,7 @@ class Positions(Functions):
         return found if shard_group_of(found) is self.shard_group else gathered(found, self.shard_group)
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = replaced((args, kwargs), self.taken)
+        args, kwargs = map_arguments((args, kwargs), self.taken)
         try:
             return self.on_shards(func, types, args, kwargs)
         except Unsplittable as reason:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from weft.torch.pytorch.private_dtensor import redistribute_by
 from weft.torch.tensor_parallel.rules import Unsplittable
 from weft.torch.tensor_parallel.shard_group import ShardGroup
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 from weft.torch.tensors.shards import ShardPositions
 
 _shard_groups: WeakValueDictionary[str, ShardGroup] = WeakValueDictionary()

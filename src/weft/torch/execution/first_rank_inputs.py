@@ -16,7 +16,7 @@ from weft.errors import DivergenceError
 from weft.torch.calls.call_signature import meta_from
 from weft.torch.execution.program import Program
 from weft.torch.tensors.description import describe_tensor
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 from weft.transport.channel import SHAPES, Message
 
 
@@ -33,14 +33,8 @@ def from_first(program: Program, inputs: Any) -> Any:
     def is_fresh(tensor: Tensor) -> bool:
         return program.value_of(tensor) is None and not isinstance(tensor, nn.Parameter)
 
-    fresh: list[Tensor] = []  # a tensor that is given twice may be two elsewhere, so it counts twice
-
-    def note(tensor: Tensor) -> Tensor:
-        if is_fresh(tensor):
-            fresh.append(tensor)
-        return tensor
-
-    replace(inputs, note, attributes=False)
+    # A tensor that is given twice may be two elsewhere, so it counts twice.
+    fresh = [tensor for tensor in tensors_in(inputs) if is_fresh(tensor)]
     if program.rank == 0:
         made = [tensor.view_as(tensor) for tensor in fresh]
         text = json.dumps([describe_tensor(tensor) for tensor in made])
@@ -63,4 +57,4 @@ def from_first(program: Program, inputs: Any) -> Any:
     def put(tensor: Tensor) -> Tensor:
         return next(following) if is_fresh(tensor) else tensor
 
-    return replace(inputs, put, attributes=False)
+    return map_tensors(inputs, put)

@@ -27,7 +27,7 @@ from weft.torch.pytorch import torch_functions
 from weft.torch.pytorch.private import IN_PLACE, READS, any_autocast, count_modes, pop_mode, push_mode, refuse
 from weft.torch.session.differing_calls import BACKWARD
 from weft.torch.tensors.cut_weights import ask
-from weft.torch.tensors.nested import modules_in, replace
+from weft.torch.tensors.pytree import map_tensors, modules_in
 
 running_here = threading.local()
 
@@ -96,7 +96,7 @@ class Glue(TorchFunctionMode):
                 result = self._call(
                     func, args, kwargs, placed, None, home_of(func, modules_in((args, kwargs)))
                 )
-                return replace(result, self._as_result, attributes=False)
+                return map_tensors(result, self._as_result)
         return func(*args, **kwargs)
 
     def backward(
@@ -391,7 +391,7 @@ def settings() -> tuple[Any, ...]:
 
 def localise_arguments(inputs: Any, transform: Callable[[Tensor], Tensor]) -> Any:
     """The arguments (args, kwargs) of a torch function with their tensors replaced."""
-    args, kwargs = replace(inputs, transform, attributes=False)
+    args, kwargs = map_tensors(inputs, transform)
     return localise_slices(args, transform), kwargs
 
 

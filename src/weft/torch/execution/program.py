@@ -35,7 +35,7 @@ from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, call_seed, m
 from weft.torch.tensors.deferred_logits import settled
 from weft.torch.tensors.description import build
 from weft.torch.tensors.marks import unwritten
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 from weft.transport.channel import READ, SHAPES, TELL, Key, Message
 
 Signature = tuple[Any, ...]
@@ -348,7 +348,7 @@ class Program:
             shapes.append(new.shape)
             return new
 
-        result = replace(result, place, attributes=False)
+        result = map_tensors(result, place)
         self._check_shapes(spec, shapes, name)
         return result
 

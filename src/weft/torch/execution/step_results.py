@@ -19,7 +19,7 @@ from weft.torch.execution.program import Program
 from weft.torch.execution.tape import check_stale
 from weft.torch.execution.value import Value
 from weft.torch.session.differing_calls import END, CallCheck
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.tensors.shards import used
 from weft.transport.channel import OUTPUT, Key, Message
 from weft.transport.tensor_bytes import dense
@@ -61,7 +61,7 @@ class Returned:
     def deliver(self, program: Program, result: Any) -> Any:
         """A microbatch's result: with data, but for small tensors of other ranks; see :meth:`whole`."""
         program.log.append(END)
-        result = replace(result, lambda tensor: self._send_or_receive(program, tensor))
+        result = map_tensors(result, lambda tensor: self._send_or_receive(program, tensor), attributes=True)
         self._left -= 1
         if not self._left:
             self._calls.end(program.microbatch)
@@ -72,7 +72,7 @@ class Returned:
         """The results of all microbatches, once all have been delivered."""
         if not self._arrived:
             return list(results)
-        return [replace(result, self._whole) for result in results]
+        return [map_tensors(result, self._whole, attributes=True) for result in results]
 
     def _whole(self, tensor: Tensor) -> Tensor:
         arrived = self._arrived.get(id(tensor))

@@ -42,7 +42,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.tensors.marks import unwritten
-from weft.torch.tensors.nested import has_objects, opaque_objects, replace
+from weft.torch.tensors.pytree import has_objects, map_tensors, opaque_objects
 from weft.torch.tensors.shards import stays_sharded
 
 log = logging.getLogger("weft")
@@ -226,7 +226,7 @@ class UnitCall:
                 f"{self.name} lives on partition {self.owner} and was called on partition {self.pipeline.rank} outside "
                 "of a step: call the model inside a function decorated with @weft.step"
             )
-        args, kwargs = replace((args, kwargs), received_data)
+        args, kwargs = map_tensors((args, kwargs), received_data, attributes=True)
         if self.around is not None:
             return self.around(self.inner, *args, **kwargs)
         return self.inner(*args, **kwargs)
@@ -388,7 +388,7 @@ class PlainCall:
             self.contents.localise(known)
             self.held = [*map(known, self.hidden), *self.away.values()]
         else:
-            local = replace(inputs, known, anew=self.again)
+            local = map_tensors(inputs, known, anew=self.again, attributes=True)
         if unit.stateful:  # its buffers are to see the microbatches in order
             self.program.microbatch.follow(unit.name, unit.writes)
         return local

@@ -117,7 +117,7 @@ class Activations:
         return found.set_(storage.there().untyped_storage(), *view.place)
 
     def _before(self, storage: _Storage) -> Iterator[_Storage]:
-        """The storages that the backward pass needs after this one: what was kept before it, and then the next microbatch's."""
+        """The storages that the backward pass needs after this one: those kept before it, then the next microbatch's."""
         group: _Group | None = storage.group
         number = storage.number
         while group is not None:
@@ -130,7 +130,7 @@ class Activations:
 
 
 class _Group(NamedTuple):
-    """The storages that autograd keeps for a microbatch in a stage, in order, and whose backward pass comes after its own."""
+    """The storages of a microbatch in a stage, in the order of the forward pass, and whose backward pass comes next."""
 
     storages: list[weakref.ref[_Storage]]
     following: tuple[int, int] | None

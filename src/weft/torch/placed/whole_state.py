@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from weft.torch.calls.placeholders import kind_of
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
-from weft.torch.tensors.nested import is_wrapped, made_like, plain_tensors_of
+from weft.torch.tensors.pytree import is_wrapped, made_like, plain_tensors_of
 
 
 def whole_state(

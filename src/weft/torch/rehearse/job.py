@@ -34,7 +34,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.partition_models import cut_by_decided_number, make_plan
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import replace as replace_tensors
+from weft.torch.tensors.pytree import map_tensors
 from weft.transport.loopback import connect
 from weft.watch.monitor import Limits, Monitor
 
@@ -103,7 +103,8 @@ class Rehearsal:
                 session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
             plans.append((model, plan))
         self._found = answer(session, self.machines, plans)
-        results = [replace_tensors(self.result, _zeros, attributes=False)] * batch.microbatches
+        zeros = map_tensors(self.result, lambda t: torch.zeros((), dtype=t.dtype).expand(t.shape))
+        results = [zeros] * batch.microbatches
         return collect(results, batch.weights())
 
     def update(self, optimizer: Any) -> None:
@@ -146,7 +147,3 @@ def _kept_bytes(optimizer: Any, group: Mapping[str, Any], weight: Tensor) -> int
         return sum(each.nbytes for each in alone.state[twin].values() if isinstance(each, Tensor))
     log.warning("what %s keeps is not known: two numbers a weight are counted", type(optimizer).__name__)
     return 2 * weight.nbytes
-
-
-def _zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from weft.session.step_check import advice_for
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
-from weft.torch.tensors.nested import plain_tensors_of
+from weft.torch.tensors.pytree import nodes_with_paths, plain_tensors_of
 from weft.transport.tensor_bytes import to_bytes
 
 log = logging.getLogger("weft")
@@ -82,20 +82,10 @@ def describe_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) ->
     first one's tensors count."""
     content: dict[str, Any] = {"step": name, "samples": batch.size}
     for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
-        content.update(_plain_values(value, argument))
+        nodes = nodes_with_paths(value, argument, (list, tuple, Mapping))
+        content |= {path: str(node) for path, node in nodes if isinstance(node, (bool, int, float, str))}
     content["the changes of the model"] = [len(changes), *changes[-3:]]
     return json.dumps(content)
-
-
-def _plain_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (bool, int, float, str)):
-        yield path, str(value)
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _plain_values(item, f"{path}[{number}]")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _plain_values(item, f"{path}[{key!r}]")
 
 
 def follow_first(session: Session, own: Any, call: str, step: int) -> Any:

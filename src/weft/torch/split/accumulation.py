@@ -28,7 +28,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
 from weft.torch.split.memory_room import ROOM
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
-from weft.torch.tensors.nested import bytes_of
+from weft.torch.tensors.pytree import bytes_of
 from weft.torch.trace.compiled import compiles
 from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.trace import see_saved_tensors

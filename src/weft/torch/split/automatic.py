@@ -47,7 +47,7 @@ from weft.torch.split.open_modules import (
     turn_choices,
 )
 from weft.torch.split.unit_tree import Tree
-from weft.torch.tensors.nested import bytes_of
+from weft.torch.tensors.pytree import bytes_of
 from weft.untrusted import read_text
 
 log = logging.getLogger("weft")

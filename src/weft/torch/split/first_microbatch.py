@@ -19,7 +19,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch, Padding
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.trace.record import Trace
 from weft.torch.trace.side_effects import Kept, copy_argument, hand_to_step, homes_of, without_side_effects
 from weft.torch.trace.times import Clock
@@ -129,13 +129,13 @@ def _alone(
 
     ``delayed``: the model is run without its values, so the microbatch has no data either.
     """
-    args, kwargs = replace(batch.slice(0), copy_argument, attributes=False)
+    args, kwargs = map_tensors(batch.slice(0), copy_argument)
     if delayed:
-        args, kwargs = replace((args, kwargs), on_meta_device, attributes=False)
+        args, kwargs = map_tensors((args, kwargs), on_meta_device)
     kept = Kept(homes_of(function, model.module))
 
     def run() -> None:
-        given, named = replace((args, kwargs), hand_to_step, attributes=False)
+        given, named = map_tensors((args, kwargs), hand_to_step)
         with nullcontext() if padding.done else padding, no_training(batch.fault):
             result = function(*given, **named)
         if session.rehearsal is not None:

@@ -28,7 +28,7 @@ from weft.partition.problem import Device, Problem
 from weft.plan.fill_drain_skew import least_step, shift_cuts
 from weft.plan.v_apex import turns
 from weft.torch.split.unit_tree import Piece, Tree
-from weft.torch.tensors.nested import bytes_of
+from weft.torch.tensors.pytree import bytes_of
 from weft.torch.trace.record import Record
 
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace as replace_fields
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -209,8 +209,8 @@ def make_plan(
             "deterministic: a partition is visited twice, or two stages use one weight, so that sums would follow "
             "the arrival of messages: each microbatch waits for the one before"
         )
-        plan = replace_fields(plan, serial=True)
-    return replace_fields(
+        plan = replace(plan, serial=True)
+    return replace(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
         tensors=None if tensors is None else tensors.to_record(),
         sequences=None if sequences is None else sequences.to_record(),
@@ -262,7 +262,7 @@ def _without(splits: Splits, names: set[str], reason: str, root: nn.Module) -> S
     whole = {name: reason for region in splits.regions if region.name in names for name in region.linears}
     refuse_whole(root, whole)
     kept = tuple(region for region in splits.regions if region.name not in names)
-    return replace_fields(splits, regions=kept, whole={**splits.whole, **whole})
+    return replace(splits, regions=kept, whole={**splits.whole, **whole})
 
 
 def _mixes(plan: Plan, found: Choice) -> bool:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from weft.torch.split.first_microbatch import Forward, forward_only
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.splits import COLUMN
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 from weft.torch.trace.record import Trace
 
 log = logging.getLogger("weft")
@@ -178,4 +177,4 @@ def _sendable(found: Sequences, traced: Trace, partitions: int, root: nn.Module)
         )  # fmt: skip
     reasons = {**large, **leaking}
     kept = {name: dim for name, dim in found.regions.items() if name not in reasons}
-    return replace_fields(found, regions=kept, whole={**found.whole, **reasons})
+    return replace(found, regions=kept, whole={**found.whole, **reasons})

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from weft.errors import UsageError
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
 from weft.torch.tensors.cut_weights import check_call, guard
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 
 from .attention import attend, forget_shortcuts, why_whole
 from .cuts import cut_in_place, is_cut, mark_copies
 from .experts import Mixture, members, misfit, misfit_of_mixture, run_sharded
-from .functions import Functions, answer, replaced
+from .functions import Functions, answer
 from .linears import Entered, column, cuts_of, row
 from .rules import as_full_tensor
 from .shard_group import ShardGroup, shard_group_of
@@ -63,13 +63,13 @@ class SplitLinear:
         check_call(self.name)
         if self.linear.kind == HEADS:
             module: Any = self.module
-            args, kwargs = replaced((args, kwargs), lambda each: as_full_tensor(plain(each)))
+            args, kwargs = map_arguments((args, kwargs), lambda each: as_full_tensor(plain(each)))
             return attend(module, self.shard_group, Entered(), *args, **kwargs)
         if self.linear.kind == EXPERTS:
-            args, kwargs = replaced((args, kwargs), lambda each: as_full_tensor(plain(each)))
+            args, kwargs = map_arguments((args, kwargs), lambda each: as_full_tensor(plain(each)))
             return run_sharded(self.module, self.linear, self.shard_group, args, kwargs)
         if self.linear.kind == VOCABULARY:
-            args, kwargs = replaced((args, kwargs), as_full_tensor)
+            args, kwargs = map_arguments((args, kwargs), as_full_tensor)
             if not isinstance(self.module, nn.Embedding):
                 return scores(self.module, self.shard_group, self.stays_sharded, *args, **kwargs)
             with LookedUp(self.module, self.shard_group, self.stays_sharded):
@@ -104,7 +104,7 @@ class SplitRegion:
             result = forward(*args, **kwargs)
         finally:
             _inside.entered.pop()
-        return replace(result, self._whole, attributes=False)
+        return map_tensors(result, self._whole)
 
     def _whole(self, tensor: Tensor) -> Tensor:
         other = (

@@ -21,6 +21,7 @@ from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS
+from weft.torch.tensors.pytree import map_arguments
 
 from .rules import RULES, Rule, Unsplittable, as_full_tensor, shards_in
 from .shard_group import ALL_GATHERS, ShardGroup
@@ -45,7 +46,7 @@ class Functions:
         self.shard_group = shard_group
 
     def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = replaced((args, kwargs), plain)
+        args, kwargs = map_arguments((args, kwargs), plain)
         try:
             return self.on_shards(func, types, args, kwargs)
         except FATAL:
@@ -67,7 +68,7 @@ class Functions:
             if result is not NotImplemented:
                 return result
         if torch.is_grad_enabled():
-            args, kwargs = replaced((args, kwargs), self.wrapped)
+            args, kwargs = map_arguments((args, kwargs), self.wrapped)
         return _plain(func, types, args, kwargs)
 
     def wrapped(self, tensor: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class Functions:
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        args, kwargs = replaced((args, kwargs), self.full_tensor)
+        args, kwargs = map_arguments((args, kwargs), self.full_tensor)
         return func(*args, **kwargs)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
@@ -116,17 +117,6 @@ def _answering(part: DTensor) -> Functions | None:
 def name_of(func: Any) -> str:
     """The function's name in a message."""
     return str(getattr(func, "__name__", func)).strip("_")
-
-
-def replaced(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Lists, tuples and dicts of arguments with their tensors changed."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(replaced(item, change) for item in tree)
-    if type(tree) is dict:
-        return {key: replaced(item, change) for key, item in tree.items()}
-    return tree
 
 
 def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -14,7 +14,7 @@ from weft.torch.session.collectives import gather_texts
 from weft.torch.session.divergence import different_inputs
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, is_whole, named_tensors
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 
 def with_samples_of_all(session: Session, batch: MiniBatch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -52,7 +52,7 @@ def with_samples_of_all(session: Session, batch: MiniBatch) -> tuple[tuple[Any, 
 
         def whole(name: str, argument: Any) -> Any:
             axis = batch.cut.axes.get(name, 0)
-            return replace(argument, lambda tensor: _joined(session, tensor, axis), attributes=False)
+            return map_tensors(argument, lambda tensor: _joined(session, tensor, axis))
 
         known = dict(cut)
         args = tuple(

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from weft.torch.pytorch.private import TorchDispatchMode, arguments_of, capture
 from weft.torch.pytorch.torch_functions import LIKE
 from weft.torch.tensors.marks import BLOCKS, TAGS
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 from .functions import FATAL, Functions, name_of
 from .rules import VIEWS, Unsplittable, new_shape, ranges_of, shard_of, shards_in, wrap

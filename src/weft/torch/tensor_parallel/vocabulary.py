@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.cut_weights import SHAPES, Part, own
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 from weft.torch.tensors.shards import ShardPositions
 
 from .cuts import Cut, part_sizes

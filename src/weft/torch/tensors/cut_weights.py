@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.tensors.marks import AWAY, CUT
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 SHAPES = {
     Tensor.shape.__get__, Tensor.nbytes.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__,  # type: ignore[attr-defined]

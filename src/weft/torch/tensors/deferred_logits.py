@@ -33,7 +33,7 @@ from weft.torch.pytorch.private import (
     wrapper,
     writes,
 )
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 aten = torch.ops.aten
 CHUNK_BYTES = 32 << 20
@@ -461,12 +461,12 @@ def _plainly(func: Any, args: Any, kwargs: Any) -> Any:
             return thing.logits.dense()
         return thing.dense() if isinstance(thing, DeferredGrad) else thing
 
-    plain_args, plain_kwargs = replace((args, kwargs), dense, attributes=False)
+    plain_args, plain_kwargs = map_tensors((args, kwargs), dense)
     result = func(*plain_args, **plain_kwargs)
     if not writes(func):
         return result
     back = {id(one.logits.dense()): one for one in found}  # autograd wants to have what it gave
-    return replace(result, lambda tensor: back.get(id(tensor), tensor), attributes=False)
+    return map_tensors(result, lambda tensor: back.get(id(tensor), tensor))
 
 
 def settled(tensor: Tensor) -> Tensor:

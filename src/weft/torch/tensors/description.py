@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
-from weft.torch.tensors.nested import (
+from weft.torch.tensors.pytree import (
     CONSTANTS,
     attributes_of,
     opaque_objects,

@@ -16,12 +16,10 @@ step if the microbatches differ in padding.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
-from dataclasses import replace as replace_fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +30,10 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import SplitError, UsageError, warn
 from weft.session.cut import Cut, Joined, argument_names, find_different, find_unknown
-from weft.torch.tensors.nested import attributes_of, rebuild_dataclass, rebuild_dict, rebuild_sequence
+from weft.torch.tensors.pytree import CONTAINERS, map_nodes, nodes_with_paths
+
+_CUT = (*CONTAINERS, set, frozenset, UserDict)
+"""Containers of which each microbatch gets one of its own."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class MiniBatch:
         if name in self.cut.whole:
             return argument
         axis = self.cut.axes.get(name, 0)
-        if type(argument) is Tensor and not hasattr(argument, "smp_slice"):
+        if type(argument) is Tensor and not _cuts_itself(argument):
             return part(argument, axis, ranges)
         if is_whole(argument):
             return argument
@@ -115,41 +116,21 @@ def is_whole(argument: Any) -> bool:
     return argument is None or isinstance(argument, (nn.Module, Optimizer, str, int, float, nn.Parameter))
 
 
+def _cuts_itself(item: Any) -> bool:
+    return hasattr(item, "smp_slice")
+
+
 def _cut(tree: Any, narrow: Callable[[Tensor], Tensor], count: int, microbatch: int | None, axis: int) -> Any:
     """``tree`` with its tensors narrowed; the same object where nothing was cut."""
 
     def cut(item: Any) -> Any:
-        return _cut(item, narrow, count, microbatch, axis)
+        if _cuts_itself(item):
+            if microbatch is None:
+                raise UsageError(f"{type(item).__qualname__} cuts itself, and into microbatches only")
+            return item.smp_slice(count, microbatch, axis)
+        return narrow(item) if isinstance(item, Tensor) and not isinstance(item, nn.Parameter) else item
 
-    if hasattr(tree, "smp_slice"):
-        if microbatch is None:
-            raise UsageError(f"{type(tree).__qualname__} cuts itself, and into microbatches only")
-        return tree.smp_slice(count, microbatch, axis)
-    if isinstance(tree, Tensor):
-        return tree if isinstance(tree, nn.Parameter) else narrow(tree)
-    if isinstance(tree, UserDict):
-        data = cut(tree.data)
-        new = tree if data is tree.data else copy.copy(tree)
-        new.data = data
-        return new
-    if isinstance(tree, (list, tuple, set, frozenset)):
-        items = [(item, cut(item)) for item in tree]
-        if all(new is old for old, new in items):
-            return tree
-        return rebuild_sequence(type(tree), [new for _, new in items])
-    if isinstance(tree, dict):
-        values = {key: cut(item) for key, item in tree.items()}
-        return tree if _same(values, tree) else rebuild_dict(type(tree), values, tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        old = attributes_of(tree)
-        values = {name: cut(item) for name, item in old.items()}
-        return tree if _same(values, old) else rebuild_dataclass(type(tree), values)
-    return tree
-
-
-def _same(values: Mapping[Any, Any], old: Mapping[Any, Any]) -> bool:
-    """True if no value has been replaced."""
-    return all(values[key] is item for key, item in old.items())
+    return map_nodes(tree, cut, _CUT)
 
 
 def prepare(
@@ -184,7 +165,7 @@ def prepare(
     if different and cut.adapts:
         shown = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
         told = f"tensors of a batch have different numbers of rows ({shown}), so the batch is one microbatch"
-        cut = replace_fields(cut, joined=Joined(rows=0), whole=[*names, *kwargs])
+        cut = replace(cut, joined=Joined(rows=0), whole=[*names, *kwargs])
     else:
         faults += different
     if not faults and size == 0:
@@ -252,21 +233,9 @@ def _find_remainder(path: str, size: int, microbatches: int) -> str:
 
 def named_tensors(tree: Any, path: str) -> list[tuple[str, Tensor]]:
     """The tensors in an argument that are cut, each with its path."""
-    if isinstance(tree, nn.Parameter) or hasattr(tree, "smp_slice"):
-        return []
-    if isinstance(tree, Tensor):
-        return [(path, tree)]
-    if isinstance(tree, (list, tuple, set, frozenset)):
-        return [found for i, item in enumerate(tree) for found in named_tensors(item, f"{path}[{i}]")]
-    if isinstance(tree, (dict, UserDict)):
-        return [found for key, item in tree.items() for found in named_tensors(item, f"{path}[{key!r}]")]
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return [
-            found
-            for key, item in attributes_of(tree).items()
-            for found in named_tensors(item, f"{path}.{key}")
-        ]
-    return []
+    nodes = nodes_with_paths(tree, path, _CUT, _cuts_itself)
+    found = [(where, node) for where, node in nodes if isinstance(node, Tensor) and not _cuts_itself(node)]
+    return [(where, tensor) for where, tensor in found if not isinstance(tensor, nn.Parameter)]
 
 
 LOSSES = {F.cross_entropy, F.nll_loss}

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.torch.calls.attributes import Attribute
-from weft.torch.calls.call_signature import find_hidden
 from weft.torch.pytorch.private import tables_of
+from weft.torch.tensors.pytree import tensors_in
 from weft.torch.trace.operations import Operations
 
 
@@ -167,9 +167,7 @@ class Received:
     def has(self, tensor: Tensor) -> bool:
         """True if weft hands the tensor to the call: an argument, or an attribute that the code around it has set."""
         if not self._known:
-            found: list[Tensor] = []
-            find_hidden(self._inputs, found)
-            self._known = {id(one) for one in found}
+            self._known = {id(one) for one in tensors_in(self._inputs, attributes=True)}
         if id(tensor) not in self._known:
             attributes = (value for module in self.record.module.modules() for value in vars(module).values())
             self._known.update(id(value) for value in attributes if isinstance(value, Tensor))

@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.backward.autograd import Forget
+from weft.torch.calls.container_writes import fill
 from weft.torch.calls.placeholders import Placeholder
 from weft.torch.pytorch.private import storage_key, tables_of
 from weft.torch.pytorch.torch_functions import memory_written
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams
-from weft.torch.tensors.nested import CONSTANTS
+from weft.torch.tensors.pytree import CONSTANTS
 
 LARGE = 4096
 """In containers of more items than this the items themselves are not looked into."""
@@ -120,7 +121,7 @@ class Kept:
 
         def undo() -> None:
             if not _same(thing, items):
-                _refill(thing, items)
+                fill(thing, _by_key(items))
 
         self._undo.append(undo)
         inner = list(items.values() if isinstance(items, dict) else items) if len(items) <= LARGE else []
@@ -156,7 +157,9 @@ class Kept:
 
 def _items(thing: Any) -> Any:
     """The items of a container of a class of its own."""
-    return dict(thing.items()) if isinstance(thing, dict) else list(thing)
+    if isinstance(thing, dict):
+        return dict(thing.items())
+    return set(thing) if isinstance(thing, set) else list(thing)
 
 
 def _same(thing: Any, items: Any) -> bool:
@@ -165,25 +168,14 @@ def _same(thing: Any, items: Any) -> bool:
     if isinstance(thing, dict):
         return all(a is c and b is d for (a, b), (c, d) in zip(thing.items(), items.items(), strict=True))
     if isinstance(thing, set):
-        return bool(thing == items) if isinstance(items, set) else set(items) == thing
+        return bool(thing == items)
     return all(a is b for a, b in zip(thing, items, strict=True))
 
 
-def _refill(thing: Any, items: Any) -> None:
-    """Put ``items`` into a container again, past what its class makes of that."""
-    if isinstance(thing, dict):
-        plain: Any = collections.OrderedDict if isinstance(thing, collections.OrderedDict) else dict
-        plain.clear(thing)
-        for key, item in items.items():
-            plain.__setitem__(thing, key, item)
-    elif isinstance(thing, set):
-        set.clear(thing)
-        set.update(thing, items)
-    elif isinstance(thing, list):
-        list.__setitem__(thing, slice(None), items)
-    else:
-        thing.clear()
-        thing.extend(items)
+def _by_key(items: Any) -> dict[Any, Any]:
+    if isinstance(items, dict):
+        return items
+    return dict.fromkeys(items) if isinstance(items, set) else dict(enumerate(items))
 
 
 def _bind(names: dict[str, Any], name: str, before: Any) -> None:

@@ -30,7 +30,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.tensors.description import Describer
 from weft.torch.tensors.marks import unwritten
-from weft.torch.tensors.nested import captured_in, modules_in, tensors_in
+from weft.torch.tensors.pytree import captured_in, modules_in, tensors_in
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (

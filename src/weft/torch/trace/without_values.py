@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.pytorch.private import fused_attention, no_torch_function, tables_of
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 DEVICES = ("cuda", "cpu")
 """Devices whose autocast counts: whichever is on."""
@@ -49,7 +49,7 @@ class AsWithValues(TorchFunctionMode):
             device = next((each for each in DEVICES if torch.is_autocast_enabled(each)), None)
             if device is not None and (func in LOWER or device == "cuda"):
                 dtype = torch.get_autocast_dtype(device) if func in LOWER else torch.float32
-                args, kwargs = replace((args, kwargs), lambda tensor: _cast(tensor, dtype), attributes=False)
+                args, kwargs = map_tensors((args, kwargs), lambda tensor: _cast(tensor, dtype))
         if func is F.scaled_dot_product_attention:
             result = _attention(*args, **kwargs)
             if result is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.torch.calls.placeholders import Left
 from weft.torch.tensors.deferred_logits import Deferred
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 COLUMNS = 8
 ROWS = 1 << 17

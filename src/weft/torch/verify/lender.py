@@ -18,7 +18,7 @@ from weft.errors import UsageError
 from weft.torch.calls.placeholders import Placeholder, filled
 from weft.torch.pytorch.private import version
 from weft.torch.session.session import Session
-from weft.torch.tensors.nested import plain_tensors_of
+from weft.torch.tensors.pytree import plain_tensors_of
 from weft.transport.channel import BORROWED
 
 END = -1

@@ -35,7 +35,7 @@ from weft.torch.pytorch.private import (
     no_torch_function,
 )
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix, same_states
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 from weft.torch.trace.compiled import without_modes
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 from weft.torch.verify.lender import Lender
@@ -52,7 +52,8 @@ CHANCE = (
 class Alone:
     """One microbatch of the reference; stands in the place of a ``Program``.
 
-    ``lent``: the ids of tensors that are borrowed from other ranks. ``lender``: brings those of a unit when it runs. ``units``: for each call of a unit (name, number of
+    ``lent``: the ids of tensors that are borrowed from other ranks; ``lender``: brings those of a unit when it runs.
+    ``units``: for each call of a unit (name, number of
     the call), in order, the fingerprints of what the unit was given and of what it returned. ``given``: the
     fingerprints of the tensors that backward passes began at. ``whole``: backward passes run, and gradients add up in
     ``.grad``. ``asked``: whether something looked at what a backward pass does.
@@ -202,7 +203,7 @@ class AloneGlue(Glue):
 
     def from_first(self, inputs: Any) -> Any:
         """Marked inputs: what only the pipeline's first rank has would be values of that rank."""
-        return replace(inputs, lambda tensor: _mark(tensor.view_as(tensor)), attributes=False)
+        return map_tensors(inputs, lambda tensor: _mark(tensor.view_as(tensor)))
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         with self.lifted():
@@ -255,7 +256,7 @@ def mark(result: Any, known: set[int]) -> Any:
             return tensor
         return _mark(tensor.view_as(tensor) if id(tensor) in known else tensor)
 
-    return replace(result, one, attributes=False)
+    return map_tensors(result, one)
 
 
 def _mark(tensor: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.nested import plain_tensors_of, replace
+from weft.torch.tensors.pytree import map_tensors, plain_tensors_of
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.lender import Lender
@@ -148,7 +147,7 @@ def run_by_unit(
         UsageError: The step looks at what backward passes do, for which all of the model would have to be there.
     """
     asked = any(has_backward_hooks(part) for model in models for part in model.module.modules())
-    found = []
+    found: list[Reference] = []
     while not asked and len(found) < 2:
         reference, asked = _run(session, models, function, batch, seed, values, False, True, lender)
         found.append(reference)
@@ -171,30 +170,11 @@ def _run(
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
-    args, kwargs = replace((batch.args, batch.kwargs), copy_argument, attributes=False)
-    batch = replace_fields(batch, args=args, kwargs=kwargs)
-    reference, outside, asked = Reference(whole=whole), Outside(), False
+    args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
+    batch = replace(batch, args=args, kwargs=kwargs)
+    reference, asked = Reference(whole=whole), False
     checkpoints = checkpoints_seen()
-    with ExitStack() as stack:
-        stack.enter_context(lend(models, values))
-        kept = Kept({home for module in modules for home in homes_of(function, module)})
-        for thing in (function, args, kwargs, *modules):
-            kept.note(thing)
-        stack.callback(outside.give_back)
-        for number, module in enumerate(modules):
-            stack.enter_context(
-                without_side_effects(module, session.streams, None, kept=None if number else kept)
-            )
-        for model in models:
-            if model.reducer is not None:
-                stack.enter_context(model.reducer.suspend())
-        for names, left in session.proofs.left or ():
-            names.update(left)
-        for module in modules:
-            writes = ParameterWrites(module)
-            stack.callback(torch.no_grad()(writes.undo))
-            stack.enter_context(writes)
-        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
+    with _borrowed(session, models, function, batch, values) as outside:
         for index in range(1 if trial else batch.microbatches):
             alone = Alone(session.streams, seed, index, whole, outside, values, lender)
             given, named = batch.slice(index)
@@ -220,6 +200,37 @@ def _run(
         if not trial:
             session.proofs.left = state_elsewhere(models)
     return reference, asked
+
+
+@contextmanager
+def _borrowed(
+    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch,
+    values: dict[int, list[Tensor]],
+) -> Iterator[Outside]:  # fmt: skip
+    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was. Gives what takes the
+    gradients of leaves that are none of the models'."""
+    modules, outside = [model.module for model in models], Outside()
+    with ExitStack() as stack:
+        stack.enter_context(lend(models, values))
+        kept = Kept({home for module in modules for home in homes_of(function, module)})
+        for thing in (function, batch.args, batch.kwargs, *modules):
+            kept.note(thing)
+        stack.callback(outside.give_back)
+        for number, module in enumerate(modules):
+            stack.enter_context(
+                without_side_effects(module, session.streams, None, kept=None if number else kept)
+            )
+        for model in models:
+            if model.reducer is not None:
+                stack.enter_context(model.reducer.suspend())
+        for names, left in session.proofs.left or ():
+            names.update(left)
+        for module in modules:
+            writes = ParameterWrites(module)
+            stack.callback(torch.no_grad()(writes.undo))
+            stack.enter_context(writes)
+        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
+        yield outside
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -24,8 +24,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from dataclasses import replace as replace_fields
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ from weft.torch.pytorch.private import any_autocast, call_of
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.trace.side_effects import (
     Kept,
     ParameterWrites,
@@ -334,7 +333,7 @@ class _Trial:
     @contextmanager
     def _inside(self, batch: MiniBatch) -> Iterator[MiniBatch]:
         """Inside, nothing that runs leaves anything behind; a copy of the batch."""
-        args, kwargs = replace((batch.args, batch.kwargs), copy_argument, attributes=False)
+        args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
         modules: list[nn.Module] = [model.module for model in self.models]
         kept = Kept({home for module in modules for home in homes_of(self.function, module)})
         for thing in (self.function, args, kwargs, *modules):
@@ -354,7 +353,7 @@ class _Trial:
             stack.enter_context(layers_evaluate())
             rehearse(self)
             try:
-                yield replace_fields(batch, args=args, kwargs=kwargs)
+                yield replace(batch, args=args, kwargs=kwargs)
             finally:
                 rehearse(None)
 
@@ -367,7 +366,7 @@ class _Trial:
         for (args, kwargs), share, piece in zip(pieces, shares, ranges, strict=True):
             self._losses, self._leaves, self._scale = [], [], share if self.averages else 1.0
             self._rows = [row for start, stop in piece for row in range(start, stop)]
-            given, named = replace((args, kwargs), hand_to_step, attributes=False)
+            given, named = map_tensors((args, kwargs), hand_to_step)
             streams.seed(SEED)
             with current_scale(share):
                 self.function(*given, **named)
@@ -461,6 +460,6 @@ class _Trial:
                 }
             with torch.no_grad():
                 result = inner(*args, **kwargs)
-            return replace(result, leaf, attributes=False)
+            return map_tensors(result, leaf)
 
         return call

@@ -16,7 +16,7 @@ from weft.errors import UsageError
 from weft.torch.calls.container_writes import Contents, Filled, fills, puts_the_same
 from weft.torch.calls.placeholders import Left, mark_left
 from weft.torch.tensors.description import Describer, build
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 
 class Layer:

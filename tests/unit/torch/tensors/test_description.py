@@ -14,9 +14,9 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.torch.tensors.description import Describer, build, find_class
-from weft.torch.tensors.nested import opaque_objects, replace
+from weft.torch.tensors.pytree import map_tensors, opaque_objects
 
-from .test_nested import ONE, TWO, Cache, Carried, Frozen, Output, Pair, Slotted
+from .test_pytree import ONE, TWO, Cache, Carried, Frozen, Output, Pair, Slotted
 
 
 def empty(description: list[Any]) -> Tensor:
@@ -32,7 +32,9 @@ def again(tree: Any, inputs: Any = ()) -> Any:
 
 def shape_of(tree: Any) -> Any:
     """`tree` with each tensor turned into what must be the same on both sides."""
-    return replace(tree, lambda t: (str(t.dtype), tuple(t.shape), t.stride(), t.requires_grad))
+    return map_tensors(
+        tree, lambda t: (str(t.dtype), tuple(t.shape), t.stride(), t.requires_grad), attributes=True
+    )
 
 
 TENSORS = st.builds(

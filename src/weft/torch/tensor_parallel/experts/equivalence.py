@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.functions import FATAL
 from weft.torch.tensor_parallel.splits import pattern
-from weft.torch.tensors.nested import CONSTANTS, leaves_in, replace, tensors_in
+from weft.torch.tensors.pytree import CONSTANTS, leaves_in, map_tensors, tensors_in
 
 _SEED = 20
 _ROUGH = {torch.bfloat16: 0.05, torch.float16: 0.02}
@@ -64,7 +64,7 @@ class Bench:
             name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() > 1 else 1)
             for name, value in module.named_parameters()
         }
-        self.args, self.kwargs = replace((args, kwargs), self._input, attributes=False)
+        self.args, self.kwargs = map_tensors((args, kwargs), self._input)
         inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
         self.width = inputs[0].shape[-1] if inputs else 0
         self.limit = _ROUGH.get(self.dtype, 1e-3)
@@ -103,7 +103,7 @@ class Bench:
                 inputs.append(tensor.requires_grad_())
             return tensor.view_as(tensor)
 
-        args, kwargs = replace((self.args, self.kwargs), fresh, attributes=False)
+        args, kwargs = map_tensors((self.args, self.kwargs), fresh)
         given = [*tensors_in((args, kwargs)), *leaves.values()]
         before = [version(each) for each in given]
         torch.manual_seed(_SEED)  # what all draw alike
@@ -151,9 +151,7 @@ BY_OBJECT = "it gets tensors in an object, whose gradients would be those of one
 
 def in_objects(call: Any) -> bool:
     """True if a module is called with tensors in attributes of objects, which nobody sees enter."""
-    found: list[Tensor] = []
-    replace(call, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return len(found) > len(tensors_in(call))
+    return len(tensors_in(call, attributes=True)) > len(tensors_in(call))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup, leave
 from weft.torch.tensor_parallel.sharded_activations import plain
 from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensors.cut_weights import Guarded
-from weft.torch.tensors.nested import leaves_in, replace, tensors_in
+from weft.torch.tensors.pytree import leaves_in, map_tensors, tensors_in
 
 NO_TENSOR, ALIKE, SUM, ABOVE = -1, 0, 1, 2
 """What ranks do with a result: nothing, it is none of floating-point numbers; it is the same on all; they add it up; or
@@ -81,12 +81,12 @@ class Mixture:
         return [(owner, name) for owner in owners for name in owner._parameters]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = replace((args, kwargs), lambda each: as_full_tensor(plain(each)), attributes=False)
+        args, kwargs = map_tensors((args, kwargs), lambda each: as_full_tensor(plain(each)))
         given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
         tables: list[tuple[dict[str, Any], str]] = [(owner._parameters, name) for owner, name in self.shared]
         weights = [table[name] for table, name in tables]
         entered = entered_all([*given, *weights], self.shard_group)
-        args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
+        args, kwargs = map_tensors((args, kwargs), lambda each: entered.get(id(each), each))
         try:
             for (table, name), weight in zip(tables, weights, strict=True):
                 dict.__setitem__(table, name, entered.get(id(weight), weight))
@@ -149,7 +149,7 @@ class Mixture:
             sums = leave(above.clone(memory_format=torch.contiguous_format), self.shard_group)
             return sums + alike(other, self.shard_group.size) if flag == ABOVE and other is not None else sums
 
-        return replace(result, one, attributes=False)
+        return map_tensors(result, one)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mixture:
         copied = memo[id(self)] = object.__new__(Mixture)
@@ -209,15 +209,14 @@ class Beside:
         forward = self.own or MethodType(type(self.module).forward, self.module)
         if not (self.turn.runs or in_backward()):  # other code than the mixture's
             return forward(*args, **kwargs)
-        args, kwargs = replace((args, kwargs), lambda tensor: alike(tensor, size), attributes=False)
+        args, kwargs = map_tensors((args, kwargs), lambda tensor: alike(tensor, size))
         result = forward(*args, **kwargs)
         if self.turn.twice and self.turn.runs:
-            zeros = replace(result, torch.zeros_like, attributes=False)
+            zeros = map_tensors(result, torch.zeros_like)
             self.turn.beside.append((zeros, streams.capture(TORCH)))
-        return replace(
+        return map_tensors(
             result,
             lambda tensor: Share.apply(tensor, size) if tensor.is_floating_point() else tensor,
-            attributes=False,
         )
 
 

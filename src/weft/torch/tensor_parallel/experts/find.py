@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
 from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_tensors
 
 from .equivalence import BY_OBJECT, PLAIN, Bench, Outcome, equal, in_objects, kind_of, plus
 from .mixtures import hooked_in, is_in, outline
@@ -165,7 +165,7 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
 
     def note(name: str, args: Any, kwargs: Any) -> None:
         if name not in calls:
-            calls[name] = replace((args, kwargs), outline, attributes=False)
+            calls[name] = map_tensors((args, kwargs), outline)
 
     handles = []
     for name, module in tried.items():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from weft.torch.pytorch.private import imagined_mesh
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
 from weft.torch.tensor_parallel.splits import MIXTURE, Held, Linear
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import tensors_in
 
 from .equivalence import Bench, Call, Outcome, equal, in_mode, plus
 from .expert_parallel import ABOVE, ALIKE, NO_TENSOR, SUM, Mixture, members

@@ -21,8 +21,7 @@ from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.functions import FATAL
 from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensors.marks import TAGS
-from weft.torch.tensors.nested import replace as replaced
-from weft.torch.tensors.nested import tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 
 from .equivalence import BY_OBJECT, PLAIN, in_mode, in_objects, kind_of
 from .layout_trials import DROPOUTS, tried
@@ -183,7 +182,7 @@ def _watched(
     def first(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             if name not in calls:
-                calls[name] = replaced((args, kwargs), outline, attributes=False)
+                calls[name] = map_tensors((args, kwargs), outline)
 
         return hook
 

@@ -14,7 +14,7 @@ from weft.torch.tensor_parallel.cuts import Cut, part_sizes
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave
 from weft.torch.tensor_parallel.splits import OF_EXPERTS, ONCE, Linear
 from weft.torch.tensors.cut_weights import own
-from weft.torch.tensors.nested import replace, tensors_in
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 
 from .expert_parallel import entered_all
 
@@ -105,7 +105,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
                 return tensor
             return tensor.narrow(-1, own.first, own.count)
 
-        args, kwargs = replace((args, kwargs), narrowed, attributes=False)
+        args, kwargs = map_tensors((args, kwargs), narrowed)
         return run(module, weights, args, kwargs, numbers)
     (choices,) = chosen
     places = ((choices >= own.first) & (choices < own.first + own.count)).nonzero(as_tuple=True)
@@ -125,7 +125,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
             return tensor
         return taken.unsqueeze(-1) if tensor.ndim == 2 else taken
 
-    given, named = replace((args, kwargs), of_rows, attributes=False)
+    given, named = map_tensors((args, kwargs), of_rows)
     result = run(module, weights, given, named, numbers)
     if not isinstance(result, Tensor) or result.shape[:1] != rows.shape:
         raise ValueError("a module of experts gives something else than a row for each row")
@@ -169,9 +169,9 @@ def run_sharded(module: nn.Module, linear: Linear, shard_group: ShardGroup, args
             value = enter(value, shard_group)
             value = value * 0 if name in places and shard_group.rank > 0 else value
         weights[name] = value
-    args, kwargs = replace((args, kwargs), lambda tensor: enter(tensor, shard_group), attributes=False)
+    args, kwargs = map_tensors((args, kwargs), lambda tensor: enter(tensor, shard_group))
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
+    return map_tensors(result, lambda tensor: _all_reduced(tensor, shard_group))
 
 
 def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -190,9 +190,9 @@ def _around(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: An
             continue
         value = entered.get(id(value), value)
         weights[name] = value * 0 if name in places and shard_group.rank > 0 else value
-    args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
+    args, kwargs = map_tensors((args, kwargs), lambda each: entered.get(id(each), each))
     result = run(module, weights, args, kwargs)
-    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
+    return map_tensors(result, lambda tensor: _all_reduced(tensor, shard_group))
 
 
 def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: Any, kwargs: Any) -> Any:
@@ -201,11 +201,11 @@ def _by_rank(module: nn.Module, linear: Linear, shard_group: ShardGroup, args: A
     given = [each for each in tensors_in((args, kwargs)) if each.is_floating_point()]
     given += [value for name, value in weights.items() if value is not None and name not in cut]
     entered = entered_all(given, shard_group)
-    args, kwargs = replace((args, kwargs), lambda each: entered.get(id(each), each), attributes=False)
+    args, kwargs = map_tensors((args, kwargs), lambda each: entered.get(id(each), each))
     weights = {name: entered.get(id(value), value) for name, value in weights.items()}
     some = Own.of(next(iter(cut.values())), shard_group.rank, shard_group.size)
     result = run_own(module, some, weights, args, kwargs)
-    return replace(result, lambda tensor: _all_reduced(tensor, shard_group), attributes=False)
+    return map_tensors(result, lambda tensor: _all_reduced(tensor, shard_group))
 
 
 def _all_reduced(tensor: Tensor, shard_group: ShardGroup) -> Tensor:

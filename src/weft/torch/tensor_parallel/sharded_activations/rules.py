@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.rules import stream_of_part
 from weft.torch.tensor_parallel.shard_group import leave
+from weft.torch.tensors.pytree import map_arguments
 
 from .sequence import narrowed
 from .tensor import RULES, ShardedActivation, spread_in
@@ -28,17 +29,6 @@ PARTS = "parts"
 
 class _Whole(Exception):
     """The function needs the whole."""
-
-
-def changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Arguments with their tensors changed."""
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(changed(item, change) for item in tree)
-    if type(tree) is dict:
-        return {key: changed(item, change) for key, item in tree.items()}
-    return tree
 
 
 def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
@@ -60,7 +50,7 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
         return narrowed(tensor, tensor.ndim - back, like.positions, like.shard_group)
 
     try:
-        own, more = changed((args, kwargs), shard)
+        own, more = map_arguments((args, kwargs), shard)
     except _Whole:
         return NotImplemented
     result = func(*own, **more)
@@ -81,7 +71,7 @@ def along_others(func: Any, args: Any, kwargs: Any) -> Any:
     weights = [each for each in args[1:] if isinstance(each, Tensor)]
     if others or (args and args[0] is not given) or any(isinstance(each, DTensor) for each in weights):
         return NotImplemented
-    own, more = changed(
+    own, more = map_arguments(
         (args, kwargs), lambda each: given.shard if each is given else given.shard_group.uses(each)
     )
     result = func(*own, **more)
@@ -150,7 +140,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     how = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
     draws = how.get("p", 0.5) > 0 and bool(how.get("training", how.get("train", True)))
-    own, more = changed((args, kwargs), lambda each: given.shard)
+    own, more = map_arguments((args, kwargs), lambda each: given.shard)
     with stream_of_part(given.shard_group, draws):
         result = func(*own, **more)
     given.shard_group.noted(given.names, "", PARTS)

@@ -29,6 +29,7 @@ from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, STANDS_FOR, t
 from weft.torch.tensor_parallel.shard_group import ALL_GATHERS, Quiet
 from weft.torch.tensors import shards
 from weft.torch.tensors.cut_weights import inside_unit
+from weft.torch.tensors.pytree import leaves_in, map_arguments
 from weft.torch.tensors.shards import ShardPositions
 
 _NO_MEMORY = UsageError(
@@ -201,24 +202,12 @@ shards.register(ShardedActivation, plain, on_use=True)
 
 def spread_in(tree: Any) -> list[ShardedActivation]:
     """The spread tensors in lists, tuples and dicts."""
-    if isinstance(tree, Tensor):
-        return [tree] if isinstance(tree, ShardedActivation) else []
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return []
-    return [each for item in tree for each in spread_in(item)]
+    return [each for each in leaves_in(tree, data=False) if isinstance(each, ShardedActivation)]
 
 
 def with_full_tensors(tree: Any, then: Callable[[Tensor], Tensor] = lambda full: full) -> Any:
-    """Lists, tuples and dicts of arguments with the whole of spread tensors."""
-    if isinstance(tree, ShardedActivation):
-        return then(tree.full_tensor())
-    if type(tree) in (tuple, list):
-        return type(tree)(with_full_tensors(item, then) for item in tree)
-    if type(tree) is dict:
-        return {key: with_full_tensors(item, then) for key, item in tree.items()}
-    return tree
+    """A tree of arguments with the whole of spread tensors."""
+    return map_arguments(tree, lambda t: then(t.full_tensor()) if isinstance(t, ShardedActivation) else t)
 
 
 def _name(func: Any) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from .losses import LOSS
-from .rules import PARTS, changed
+from .rules import PARTS
 from .tensor import ShardedActivation, spread
 
 SCORES, TOKENS = "scores", "tokens"
@@ -89,8 +89,8 @@ class _Computes:
         self.names, self.dim, self.shard_group, self.then = frozenset([name]), dim, shard_group, then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = changed((args, kwargs), self._taken)
-        return replace(self.then(*args, **kwargs), self._left, attributes=False)
+        args, kwargs = map_arguments((args, kwargs), self._taken)
+        return map_tensors(self.then(*args, **kwargs), self._left)
 
     def _taken(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, ShardedActivation):
@@ -112,7 +112,7 @@ class _Takes:
         self.module, self.then = module, then
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = changed(
+        args, kwargs = map_arguments(
             (args, kwargs), lambda each: each.shard if isinstance(each, ShardedActivation) else each
         )
         return self.then(*args, **kwargs)

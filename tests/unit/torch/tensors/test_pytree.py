@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.torch.tensors.nested import replace
+from weft.torch.tensors.pytree import items_of, map_nodes, map_tensors, nodes_with_paths, tensors_in
 
 
 class Pair(NamedTuple):
@@ -79,7 +79,7 @@ def double(tensor: Tensor) -> Tensor:
     ids=lambda tree: type(tree).__qualname__,
 )  # fmt: skip
 def test_where_nothing_changes_the_same_object_comes_back(tree: Any):
-    assert replace(tree, lambda tensor: tensor) is tree
+    assert map_tensors(tree, lambda tensor: tensor, attributes=True) is tree
 
 
 @pytest.mark.parametrize(
@@ -100,36 +100,36 @@ def test_where_nothing_changes_the_same_object_comes_back(tree: Any):
     ],
 )
 def test_containers_are_rebuilt_with_their_type(tree: Any, get: Any):
-    new = replace(tree, double)
+    new = map_tensors(tree, double)
     assert type(new) is type(tree) and new is not tree
     assert torch.equal(get(new), torch.full((2,), 2.0))
     assert torch.equal(get(tree), ONE), "the old one stays"
 
 
 def test_what_else_a_container_holds_stays():
-    assert replace(Carried(ONE, extra := object()), double).extra is extra
-    assert replace(defaultdict(list, a=ONE), double).default_factory is list
-    new = replace(torch.max(torch.ones(2, 2), 0), double)
+    assert map_tensors(Carried(ONE, extra := object()), double).extra is extra
+    assert map_tensors(defaultdict(list, a=ONE), double).default_factory is list
+    new = map_tensors(torch.max(torch.ones(2, 2), 0), double)
     assert type(new) is torch.return_types.max
     assert new.values.tolist() == [2, 2]
     local = namedtuple("local", "a b")(ONE, 2)
-    assert replace(local, double).b == 2
+    assert map_tensors(local, double).b == 2
 
 
 def test_opaque_objects_are_changed_in_place():
     cache = Cache(ONE)
     module = cache.module
-    assert replace(cache, double) is cache
+    assert map_tensors(cache, double, attributes=True) is cache
     assert cache.layers[0][0] == 2 and cache.deeper.inner.tensor[0] == 2
     assert cache.module is module
-    assert replace(cache, lambda t: t * 0, attributes=False) is cache
+    assert map_tensors(cache, lambda t: t * 0) is cache
     assert cache.layers[0][0] == 2, "left alone without attributes"
 
 
 def test_modules_and_classes_are_not_searched():
     module = nn.Linear(2, 2)
     before = module.weight
-    assert replace([module, Carried], lambda t: t + 1) == [module, Carried]
+    assert map_tensors([module, Carried], lambda t: t + 1, attributes=True) == [module, Carried]
     assert module.weight is before
 
 
@@ -142,4 +142,44 @@ def test_dataclasses_with_defaults_made_elsewhere_are_built_without_their_constr
         def __post_init__(self) -> None:
             self.made.append(1)
 
-    assert replace(Counted(ONE), double).made == [1]
+    assert map_tensors(Counted(ONE), double).made == [1]
+
+
+def test_a_dataclass_is_a_container_unless_it_is_a_module():
+    @dataclass
+    class Called(Carried):
+        def __call__(self) -> None:
+            pass
+
+    @dataclass(eq=False)
+    class Layer(nn.Module):
+        hidden: Any
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+    assert map_tensors(Called(ONE), double).hidden[0] == 2
+    layer = object.__new__(Layer)
+    nn.Module.__init__(layer)
+    layer.hidden = ONE
+    assert map_tensors(layer, double, attributes=True) is layer and layer.hidden is ONE
+    assert items_of(layer) is None and items_of(Carried) is None
+
+
+def test_tensors_in_attributes_are_found_where_they_are_asked_for():
+    assert tensors_in([Cache(ONE), TWO]) == [TWO]
+    assert list(map(id, tensors_in([Cache(ONE), TWO], attributes=True))) == [id(ONE), id(ONE), id(TWO)]
+
+
+def test_a_node_is_opened_only_where_the_function_leaves_it():
+    tree = {"a": [1, 2], "b": (3,)}
+    assert map_nodes(tree, lambda node: sum(node) if isinstance(node, list) else node) == {"a": 3, "b": (3,)}
+    assert map_nodes(tree, lambda node: node) is tree
+
+
+def test_paths_are_as_python_writes_them():
+    tree = Carried([ONE, Output(loss=TWO)], {3: {"x"}})
+    found = nodes_with_paths(tree, "t", (list, dict, set, Carried), lambda node: isinstance(node, Output))
+    assert [path for path, _ in found] == [
+        "t", "t.hidden", "t.hidden[0]", "t.hidden[1]", "t.extra", "t.extra[3]", "t.extra[3][0]",
+    ]  # fmt: skip
