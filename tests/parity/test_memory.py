@@ -45,9 +45,10 @@ def test_twice_what_does_not_fit_trains_split_in_four():
 
 
 OVERSIZED = """
-import copy, sys, torch
+import contextlib, copy, sys, torch
 from torch import nn
 import weft.torch as weft
+from weft.torch.verify import lender
 
 torch.manual_seed(0)
 
@@ -60,6 +61,21 @@ last = [Doubled(256, 256)] if sys.argv[1] == "reads" else []
 net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)], nn.BatchNorm1d(256), *last)
 net[7].weight = net[0].weight  # tied
 plain = copy.deepcopy(net)
+
+class count:  # parameters of other ranks that are on the first one at once
+    now = most = 0
+
+real = lender.filled
+
+@contextlib.contextmanager
+def filled(tensor, values):
+    count.now += 1
+    count.most = max(count.most, count.now)
+    with real(tensor, values):
+        yield
+    count.now -= 1
+
+lender.filled = filled
 weft.init(partitions=2, microbatches=2, memory_limit=0.003)  # 2 MiB of weights, as many of gradients: no rank has both
 model = weft.DistributedModel(net)
 optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 1e-2))
@@ -87,6 +103,7 @@ assert mine and len(mine) < 19
 for name, value in plain.named_parameters():
     if name in mine:
         torch.testing.assert_close(mine[name], value)
+assert count.most == (2 if weft.rank() == 0 else 0), "of each unit its weight and bias"
 print("equal")
 """
 

@@ -34,6 +34,14 @@ def test_right_programs_pass(ranks: int, partitions: int):
     assert done.stdout.count("passed") == ranks
 
 
+@pytest.mark.parametrize("kind", ["right", *one_in(2, ["scaled", "counter", "rank"])])
+def test_a_model_that_no_rank_can_hold_is_compared_by_unit(kind: str):
+    done = run_ranks(2, JOB, [kind, "2", "large"], env=PATHS, timeout=600).check()
+    assert done.stdout.count("passed") == 2
+    if kind != "right":
+        assert re.search(WRONG[kind], done.stdout), done.stdout
+
+
 OPENING = """
 import sys, torch
 from torch import nn

@@ -117,7 +117,7 @@ class Activations:
         return found.set_(storage.there().untyped_storage(), *view.place)
 
     def _before(self, storage: _Storage) -> Iterator[_Storage]:
-        """The storages that the backward pass needs after this one: those kept before it, then the next microbatch's."""
+        """The storages that the backward pass needs after this one: those kept before it, then the next one's."""
         group: _Group | None = storage.group
         number = storage.number
         while group is not None:

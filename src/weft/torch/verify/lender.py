@@ -22,6 +22,7 @@ from weft.torch.tensors.pytree import plain_tensors_of
 from weft.transport.channel import BORROWED
 
 END = -1
+GOES_BACK = "the step looks at gradients, which takes all of the model in one process"
 
 
 class Lender:
@@ -87,4 +88,4 @@ def _forget(tensor: Tensor) -> None:
 
 
 def _cannot_go_back(_: None) -> Tensor:
-    raise UsageError("a module computes gradients in the forward pass, and no rank can hold the model")
+    raise UsageError(GOES_BACK)

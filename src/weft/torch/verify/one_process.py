@@ -53,10 +53,10 @@ class Alone:
     """One microbatch of the reference; stands in the place of a ``Program``.
 
     ``lent``: the ids of tensors that are borrowed from other ranks; ``lender``: brings those of a unit when it runs.
-    ``units``: for each call of a unit (name, number of
-    the call), in order, the fingerprints of what the unit was given and of what it returned. ``given``: the
-    fingerprints of the tensors that backward passes began at. ``whole``: backward passes run, and gradients add up in
-    ``.grad``. ``asked``: whether something looked at what a backward pass does.
+    ``units``: for each call of a unit (name, number of the call), in order, the fingerprints of what the unit was given
+    and of what it returned. ``given``: the fingerprints of the tensors that backward passes began at. ``whole``:
+    backward passes run, and gradients add up in ``.grad``. ``asked``: whether something looked at what a backward pass
+    does.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Alone:
         contents = Contents((*args, *kwargs.values()))
 
         def run() -> Any:
-            if self.checkpointing and torch.is_grad_enabled() and not contents.things:
-                return checkpoint(inner, *args, use_reentrant=False, **kwargs)
             with nullcontext() if self._lender is None else self._lender.around(call.module):
+                if self.checkpointing and torch.is_grad_enabled() and not contents.things:
+                    return checkpoint(inner, *args, use_reentrant=False, **kwargs)
                 return inner(*args, **kwargs)
 
         if any_autocast():

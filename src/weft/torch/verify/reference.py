@@ -30,7 +30,7 @@ from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.pytree import map_tensors, plain_tensors_of
 from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
-from weft.torch.verify.lender import Lender
+from weft.torch.verify.lender import GOES_BACK, Lender
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
 from weft.transport.channel import BORROWED
 
@@ -152,7 +152,7 @@ def run_by_unit(
         reference, asked = _run(session, models, function, batch, seed, values, False, True, lender)
         found.append(reference)
     if asked:
-        raise UsageError("the step looks at gradients, which takes all of the model in one process")
+        raise UsageError(GOES_BACK)
     again, reference = found
     reference.again, reference.buffers = again.returned[0], {}
     return reference
