@@ -51,7 +51,7 @@ class Option:
             return schedule.from_csv(self.text).rank_of_stage
         if self.like == "v":
             return (*range(ranks), *range(ranks - 2, -1, -1))
-        return schedule.make(self.like or self.schedule, ranks, 1, chunks=self.chunks).rank_of_stage
+        return schedule.rank_of_stage(self.like or self.schedule, ranks, self.chunks)
 
     def actions(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from weft.errors import ScheduleError
@@ -34,6 +35,7 @@ __all__ = [
     "looped_bfs",
     "make",
     "named",
+    "rank_of_stage",
     "simple",
     "to_csv",
     "v_half",
@@ -95,6 +97,27 @@ def make(
     generate = KINDS[name].generate
     assert generate is not None
     return generate(ranks, microbatches, active, chunks)
+
+
+def rank_of_stage(name: str, ranks: int, chunks: int | None = None) -> tuple[int, ...]:
+    """The rank of each stage of a schedule, as `make` has it, without its actions.
+
+    Raises:
+        ScheduleError: The schedule takes another number of chunks, or follows from more than these numbers.
+
+    >>> rank_of_stage("zbv", 3), rank_of_stage("interleaved_1f1b", 2, chunks=3)
+    ((0, 1, 2, 2, 1, 0), (0, 1, 0, 1, 0, 1))
+    """
+    faults = _misplaced(name, chunks, {"costs": None, "memory_bytes": None, "text": None})
+    if faults:
+        raise ScheduleError("; ".join(faults))
+    forth = tuple(range(ranks))
+    back = forth[::-1] if KINDS[name].v else forth
+    return tuple(
+        itertools.chain.from_iterable(
+            back if chunk % 2 else forth for chunk in range(chunks or CHUNKS[name][0])
+        )
+    )
 
 
 def _misplaced(name: str, chunks: int | None, given: Mapping[str, object]) -> list[str]:

@@ -30,6 +30,7 @@ class Kind:
         chunks: How many stages a rank has: least, most; None where the stages are those of its input.
         limited: Whether a rank keeps to a limit on its microbatches in flight.
         splits: Whether backward passes are I and W.
+        v: Whether a rank's second stage is as far from the end as its first is from the start; else stages go around.
         early: Whether a rank may start one microbatch more than its list holds, while it would wait.
         measured: Whether the first rank measures what units and messages take, and tells the others the schedule.
         timed: Whether the schedule follows from measured times, and so from chance.
@@ -40,6 +41,7 @@ class Kind:
     chunks: tuple[int, int | None] | None = None
     limited: bool = False
     splits: bool = False
+    v: bool = False
     early: bool = False
     measured: bool = False
     timed: bool = False
@@ -58,10 +60,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "looped_bfs": Kind("looped BFS", lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
     "zb_h1": Kind("ZB-H1", lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
-    "zbv": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True),
-    "dualpipev": Kind("DualPipeV", lambda p, m, *_: dualpipev(p, m), (2, 2), splits=True),
-    "v_half": Kind("V-Half", lambda p, m, *_: v_half(p, m), (2, 2), splits=True),
-    "v_min": Kind("V-Min", lambda p, m, *_: v_min(p, m), (2, 2), splits=True),
+    "zbv": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True, v=True),
+    "dualpipev": Kind("DualPipeV", lambda p, m, *_: dualpipev(p, m), (2, 2), splits=True, v=True),
+    "v_half": Kind("V-Half", lambda p, m, *_: v_half(p, m), (2, 2), splits=True, v=True),
+    "v_min": Kind("V-Min", lambda p, m, *_: v_min(p, m), (2, 2), splits=True, v=True),
     "list": Kind("list scheduling", measured=True, timed=True),
     "file": Kind("schedule of a file", measured=True),
     "auto": Kind("best schedule", early=True, measured=True, timed=True),

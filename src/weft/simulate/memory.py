@@ -29,18 +29,18 @@ def kept_bytes(actions: Sequence[Action], costs: Sequence[StageCost]) -> int:
     >>> kept_bytes([Action.parse(one) for one in text.split()], [StageCost(activation_bytes=10, weight_bytes=4)])
     24
     """
-    taken = {
-        "F": [cost.activation_bytes for cost in costs],
-        "B": [-cost.activation_bytes for cost in costs],
-        "I": [cost.weight_bytes - cost.activation_bytes for cost in costs],
-        "W": [-cost.weight_bytes for cost in costs],
-    }
-    transient = [cost.transient_bytes for cost in costs]
     kept = peak = 0
     for stage, kind, _ in actions:
-        if kind in ("B", "I") and kept + transient[stage] > peak:
-            peak = kept + transient[stage]
-        kept += taken[kind][stage]
+        cost = costs[stage]
+        if kind == "F":
+            kept += cost.activation_bytes
+        elif kind == "W":
+            kept -= cost.weight_bytes
+        else:
+            peak = max(peak, kept + cost.transient_bytes)
+            kept -= cost.activation_bytes
+            if kind == "I":
+                kept += cost.weight_bytes
         if kept > peak:
             peak = kept
     return peak

@@ -99,8 +99,9 @@ def compile_rank(
     """One rank's list as numbers."""
     stages, points = len(costs), 3 * len(costs)
     table: dict[tuple[int, str], tuple[int, float]] = {}
-    for stage, cost in enumerate(costs):
-        if rank_of_stage[stage] == rank:
+    for stage in {action.stage for action in actions}:
+        if 0 <= stage < stages and rank_of_stage[stage] == rank:
+            cost = costs[stage]
             table[stage, "F"] = FORWARD * stages + stage, cost.forward_s
             table[stage, "B"] = BACKWARD * stages + stage, cost.backward_s
             table[stage, "I"] = BACKWARD * stages + stage, cost.input_s
