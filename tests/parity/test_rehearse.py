@@ -56,6 +56,18 @@ def test_sizes_are_those_of_a_real_job(case: str, tmp_path: Path) -> None:
         assert part["activations"] == pytest.approx(real["memory"][at] - 4 * real["weights"][at], rel=0.06)
 
 
+def test_what_waits_in_host_memory_is_counted_there(tmp_path: Path) -> None:
+    asked = ["-n", "2", "--device", "T4", str(SCRIPT), "perceptron"]
+    whole = answered(asked, tmp_path)["parts"]
+    settings = ["--set", "offload_optimizer=true", "--set", "offload_activations=true"]
+    offloaded = answered([*settings, *asked], tmp_path)["parts"]
+    for one, other in zip(whole, offloaded, strict=True):
+        assert other["weights"] == one["weights"] and other["total"] <= one["total"]
+        moved = one["states"] + one["activations"] - other["states"] - other["activations"]
+        assert other["host"] == pytest.approx(moved)
+    assert offloaded[0]["host"] > 0
+
+
 LARGE = """
 import torch
 from torch import nn

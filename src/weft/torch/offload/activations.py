@@ -38,7 +38,7 @@ class Activations:
         self.device = device
         self.memory = HostMemory(device)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.copying: list[_Storage] = []
+        self.copying: list[weakref.ref[_Storage]] = []
         self._weights: set[int] = set()
         self._groups: dict[tuple[int, int], _Group] = {}
         self._known: dict[StorageWeakRef, tuple[int, weakref.ref[_Storage]]] = {}
@@ -164,24 +164,23 @@ class _Storage:
             host.copy_(source)
             owner.memory.page_out(self._home)
             return
-        for other in owner.copying:
-            other.let_go()
-        owner.copying = [other for other in owner.copying if other._source is not None]
+        owner.copying = [one for one in owner.copying if (known := one()) is not None and known.is_copying()]
         owner.stream.wait_stream(torch.cuda.current_stream(owner.device))
         with torch.cuda.stream(owner.stream):
             host.copy_(source, non_blocking=True)
             self._event = owner.stream.record_event()
         self._source = tensor.detach(), version(tensor)
-        owner.copying.append(self)
+        owner.copying.append(weakref.ref(self))
 
     def __del__(self) -> None:
         self.owner.memory.give(self._home)
 
-    def let_go(self) -> None:
-        """Forget the source if it is copied by now."""
+    def is_copying(self) -> bool:
+        """True if the source is not copied yet; else it is let go."""
         if self._source is not None and self._event.query():
             self._written = version(self._source[0]) != self._source[1]
             self._source = None
+        return self._source is not None
 
     def fetch(self) -> None:
         """Begin to bring the content back."""

@@ -164,7 +164,7 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
     except Exception as error:
         log.warning("%s cannot be tried on single weights: %r", type(optimizer).__name__, error)
         return False
-    return all(map(torch.equal, both, alone))
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(both, alone, strict=True))
 
 
 def _updated(
