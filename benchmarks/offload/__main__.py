@@ -74,18 +74,7 @@ def main() -> None:
     first: tuple[float, float] | None = None
     for way in WAYS:
         with tempfile.TemporaryDirectory() as folder:
-            command = [
-                sys.executable,
-                "-m",
-                "weft",
-                "run",
-                "-n",
-                "2",
-                "--quiet",
-                "-m",
-                "benchmarks.offload",
-                way,
-            ]
+            command = [sys.executable, *"-m weft run -n 2 --quiet -m benchmarks.offload".split(), way]
             environ = os.environ | {"FOUND": folder, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
             ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
