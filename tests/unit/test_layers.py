@@ -78,7 +78,7 @@ MAY_USE = {
         "execution": {"communication", "errors", "runtime", "session", "transport"},
         "trace": {"errors", "graph", "runtime"},
         "placed": {"errors", "untrusted", "graph", "partition", "report", "session"},
-        "verify": {"errors", "runtime", "schedule", "session", "transport"},
+        "verify": {"errors", "runtime", "schedule", "session", "transport", "units"},
         "split": {
             "analysis", "config", "errors", "untrusted", "graph", "partition", "plan", "report", "runtime", "schedule",
             "session", "simulate", "timeline", "topology", "transport", "units",

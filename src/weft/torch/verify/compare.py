@@ -43,10 +43,13 @@ from weft.torch.verify.reference import (
     run_by_unit,
     units_of,
 )
+from weft.units import format_bytes
 
 log = logging.getLogger("weft")
 
 WHAT = "the comparison with one process"
+TOLD_BYTES = 8 << 30
+"""From so many bytes of weights on, that travel to be compared, the first rank says that it takes a while."""
 STEPS = 3
 """How many steps ``weft verify`` compares."""
 
@@ -94,6 +97,11 @@ def begin(
         lender = Lender(session, models) if proof.takes_part and session.proofs.by_unit else None
         if lender is not None and session.rank:
             lender.serve()
+        elif lender is not None and lender.nbytes > TOLD_BYTES:
+            log.warning(
+                "the first microbatch is compared with one process: %s of weights come to the first rank twice, module "
+                'by module ("verify": "off" leaves it out)', format_bytes(lender.nbytes),
+            )  # fmt: skip
         reason = agree_on(session, lambda: proof.run(function, batch, values, lender), WHAT).strip()
     if reason:
         proof.report({"reason": reason})

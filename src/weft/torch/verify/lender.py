@@ -39,6 +39,11 @@ class Lender:
         ]
         self._numbers = {id(parameter): number for number, (parameter, _) in enumerate(self._parameters)}
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parameters of other ranks."""
+        return sum(parameter.nbytes for parameter, owner in self._parameters if owner != 0)
+
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         """Inside, the module's parameters have their values.
