@@ -24,11 +24,13 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     """Layers built inside take no memory until the partition; then each rank makes its own part only.
 
     The values are those that the same seed gives without the delay. A variable that is read before it is made then.
+    ``load_weights``, inside or afterwards, reads nothing yet: the file stays open, and each rank reads its own part.
     ``enabled=False`` does nothing, so that a flag of the script can decide.
     """
     if not enabled:
         yield
         return
+    private.load_when_made()
     with private.variables_wait():
         yield
 
