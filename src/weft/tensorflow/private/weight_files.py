@@ -1,7 +1,7 @@
 """Files of weights of Keras 3 (``.weights.h5``, ``.weights.json``, ``.keras``), read one tensor at a time.
 
-Keras finds by itself which tensor of a file is whose. Its store gives it a :class:`Stored` in place of an array: a shape
-and a type. A variable of this rank reads the values at once, one that waits reads them when it is made.
+Keras finds by itself which tensor of a file is whose. Its store gives it a :class:`Stored` in place of an array: shape
+and type. A variable of this rank reads the values at once, one that waits reads them when it is made.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import struct
 import warnings
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,39 +73,45 @@ class KeptFile:
     """A file that stays open while tensors of it are wanted: it may be gone, or another one, under its name."""
 
     def __init__(self, path: str, member: zipfile.ZipInfo | None = None) -> None:
-        self.path, self._file = path, open(path, "rb", buffering=0)  # noqa: SIM115
+        self.faults: list[CheckpointError] = []  # of which Keras makes errors of its own, or warnings
+        self.path, self.descriptor = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
         self._before = self._version()
-        self._start, self._length = 0, self._before[0]
+        self.start, self.length = 0, self._before[2]
         if member is not None:
-            header = os.pread(self._file.fileno(), 30, member.header_offset)
+            header = os.pread(self.descriptor, 30, member.header_offset)
             names = sum(struct.unpack("<HH", header[26:]))
-            self._start, self._length = member.header_offset + 30 + names, member.file_size
+            self.start, self.length = member.header_offset + 30 + names, member.file_size
 
     def open(self) -> Any:
         """Its content as an open file, with a position of its own."""
-        return io.BufferedReader(_Range(self._file, self._start, self._length))
+        return io.BufferedReader(_Content(self))
 
     def read(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        what = f"no weights can be read from {shown_text(self.path)}: {shown_text(name)} is lost"
-        with translated(what, CheckpointError, "take another copy of the file"):
-            if self._version() != self._before:
-                raise ValueError("the file has changed since load_weights")
-            with self.open() as file, h5py.File(file, "r") as store:
-                dataset = saving_lib.safe_get_h5_dataset(store, name.lstrip("/"))
-                if dataset.dtype == dtype:
-                    return np.asarray(dataset[()]).reshape(shape)
-                return np.array(dataset, dtype=dtype).reshape(shape)
+        what = f"no weights can be read from {shown_text(self.path)} at {shown_text(name)}"
+        try:
+            with translated(what, CheckpointError, "take another copy of the file"):
+                if self._version() != self._before:
+                    raise ValueError("the file has changed since load_weights")
+                with self.open() as file, h5py.File(file, "r") as store:
+                    dataset = saving_lib.safe_get_h5_dataset(store, name.lstrip("/"))
+                    if dataset.dtype == dtype:
+                        return np.asarray(dataset[()]).reshape(shape)
+                    return np.array(dataset, dtype=dtype).reshape(shape)
+        except CheckpointError as error:
+            self.faults.append(error)
+            raise
 
-    def _version(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+    def _version(self) -> tuple[int, ...]:
+        found = os.fstat(self.descriptor)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-class _Range(io.RawIOBase):
-    """A range of an open file, as a file."""
+class _Content(io.RawIOBase):
+    """The content of a kept file."""
 
-    def __init__(self, file: Any, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, length, 0
+    def __init__(self, file: KeptFile) -> None:
+        self._file, self._at = file, 0
 
     def readable(self) -> bool:
         return True
@@ -113,12 +120,12 @@ class _Range(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.length}[whence]
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        left = max(self._length - self._at, 0)
-        count = os.preadv(self._file.fileno(), [memoryview(buffer)[:left]], self._start + self._at)
+        file, left = self._file, max(self._file.length - self._at, 0)
+        count = os.preadv(file.descriptor, [memoryview(buffer)[:left]], file.start + self._at)
         self._at += count
         return count
 
@@ -150,10 +157,9 @@ def values_taken(target: Target) -> Iterator[None]:
         if isinstance(value, Stored) and waits(kept) and not kept.is_initialized():
             kept.take_later(functools.partial(_made, value, variable._dtype))
             return
-        assign(
-            variable,
-            convert(variable, value.array(), dtype=variable._dtype) if isinstance(value, Stored) else value,
-        )
+        if isinstance(value, Stored):
+            value = convert(variable, value.array(), dtype=variable._dtype)
+        assign(variable, value)
 
     with _values_go(target, give):
         yield
@@ -168,21 +174,15 @@ def _values_go(target: Target, to: Callable[[Any, Any], None]) -> Iterator[None]
     """Inside, ``to(variable, value)`` is called for what Keras assigns to variables that have a target."""
     kind, store = keras.Variable, saving_lib.H5IOStore
     convert, get, open_file = kind._convert_to_tensor, store.__getitem__, store._get_h5_file
-    faults: list[CheckpointError] = []
-    files: dict[Any, KeptFile] = {}
+    files: dict[str, KeptFile] = {}
 
     def keep(self: Any, value: Any, dtype: Any = None) -> Any:
         return value if isinstance(value, Stored) else convert(self, value, dtype=dtype)
 
     def assign(self: Any, value: Any) -> None:
         variable = target(self)
-        if variable is None:
-            return
-        try:
+        if variable is not None:
             to(variable, value)
-        except CheckpointError as error:  # of which Keras makes one of its own, or a warning
-            faults.append(error)
-            raise
 
     def opened(self: Any, path: Any, mode: Any = None) -> Any:
         file = self._weft_file = _kept_file(self, path, mode, files)
@@ -205,8 +205,8 @@ def _values_go(target: Target, to: Callable[[Any, Any], None]) -> Iterator[None]
             yield
         finally:
             _reading.pop()
-            if faults:
-                raise faults[0]
+            for fault in (each for file in files.values() for each in file.faults):
+                raise fault
 
 
 @contextmanager
@@ -222,17 +222,19 @@ def _replaced(of: Any, **by: Any) -> Iterator[None]:
             setattr(of, name, each)
 
 
-def _kept_file(store: Any, path: Any, mode: Any, files: dict[Any, KeptFile]) -> KeptFile | None:
+def _kept_file(store: Any, path: Any, mode: Any, files: dict[str, KeptFile]) -> KeptFile | None:
     """The file that a store of Keras is about to read; None if it cannot be read from its middle."""
     if (mode or store.mode) != "r" or isinstance(path, io.BytesIO):
         return None
     name, member = os.fspath(path), None
     if store.archive:
         member = store.archive.getinfo(name)
-        if member.compress_type != zipfile.ZIP_STORED or not isinstance(store.archive.filename, str):
-            return None
         name = store.archive.filename
-    return files.setdefault((name, member and member.filename) if member else name, KeptFile(name, member))
+        if member.compress_type != zipfile.ZIP_STORED or not isinstance(name, str):
+            return None
+    if name not in files:  # which has one member with weights
+        files[name] = KeptFile(name, member)
+    return files[name]
 
 
 def load_when_made() -> None:
