@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from weft.errors import CheckpointError
 from weft.tensorflow import private
 from weft.tensorflow.session.session import session
 
@@ -39,6 +40,9 @@ def make_values(models: Sequence[Any], handles: Sequence[Any], owners: dict[int,
     """Give values to what waits among the variables of models and the variables behind handles.
 
     ``owners``: the partition of each variable, by its key; those of other partitions go on without a value.
+
+    Raises:
+        CheckpointError: The file that has a value cannot be read any more.
     """
     waiting = private.waiting()
     if not waiting:
@@ -49,4 +53,7 @@ def make_values(models: Sequence[Any], handles: Sequence[Any], owners: dict[int,
     for variable in waiting:
         key = private.key_of(variable.handle)
         if key in keys and owners.get(key, own) == own:
-            variable.make_value()
+            try:
+                variable.make_value()
+            except private.UnreadableTensor as error:
+                raise CheckpointError(f"{error}; take another copy of the file") from error

@@ -317,6 +317,22 @@ def files_read_by_parts(name: str, partitions: int) -> None:
         assert len(found) == len(set(found)) == len(plain.weights), (moment, found)
 
 
+@check
+def files_without_states(partitions: int) -> None:
+    begin(partitions)
+    where = folder()
+    if weft.rank() == 0:
+        seeded(net).save_weights(where / "bare.weights.h5")
+    weft.barrier()
+    plain, split = pair()
+    before = [np.array(each) for each in split.optimizer.variables]
+    for each in (plain, split):
+        each.load_weights(where / "bare.weights.h5")
+    same_values(split.optimizer.variables, before, "an optimizer that a file does not have")
+    same_values(split.get_weights(), plain.get_weights(), "the weights of such a file")
+    near(fit(split)["loss"], fit(plain)["loss"], "the loss afterwards", 1e-3)
+
+
 @contextmanager
 def tensors_read() -> Iterator[list[str]]:
     """The names of the tensors that this rank reads from files inside."""

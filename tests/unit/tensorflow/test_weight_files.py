@@ -195,7 +195,7 @@ def test_a_file_that_changes_before_its_values_are_read_is_an_error(tmp_path, so
     with open(path, "r+b") as file:
         file.truncate(100)
     with pytest.raises(
-        CheckpointError, match=r"read from .*a\.weights\.h5 at /layers/dense/vars/0 \(the file has changed"
+        OSError, match=r"read from .*a\.weights\.h5 at /layers/dense/vars/0: the file has changed"
     ):
         net.layers[1].kernel.numpy()
 
@@ -251,3 +251,25 @@ def test_models_that_do_not_wait_are_loaded_by_keras_alone(tmp_path, source):
     net.load_weights(tmp_path / "a.weights.h5")
     same(net, source)
     assert private.waits(other.layers[1].kernel)
+
+
+def test_a_disk_that_fails_meanwhile_is_told(tmp_path, source, job, monkeypatch):
+    source.save_weights(tmp_path / "a.weights.h5")
+    model, waits = weft.DistributedModel(build()), weft.DistributedModel(delayed())
+    waits.load_weights(tmp_path / "a.weights.h5")
+    called, load = [], L.Dense.load_own_variables
+
+    def second(self, store):
+        called.append(self)
+        load(self, store)
+
+    monkeypatch.setattr(L.Dense, "load_own_variables", second)
+    monkeypatch.setattr(
+        "weft.tensorflow.private.weight_files.KeptFile._version", lambda self: (len(called) > 2, 2, 10**6)
+    )
+    with pytest.raises(
+        CheckpointError, match="has changed since load_weights. Some variables have other values"
+    ):
+        model.load_weights(tmp_path / "a.weights.h5", skip_mismatch=True)
+    with pytest.raises(CheckpointError, match="has changed since load_weights; take another copy"):
+        weft.step(lambda x: waits(x))(tf.ones([4, 3]))

@@ -220,11 +220,14 @@ def read(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> N
         try:
             with private.values_checked(target):
                 act(net, path)
-        except (*FAILED, CheckpointError) as error:
+        except FAILED as error:
             faults = [_in_words(path, error)]
         _refuse(gather_faults(AllRanks(joined), faults))
-        with private.values_taken(target):
-            act(net, path)
+        try:
+            with private.values_taken(target):
+                act(net, path)
+        except private.UnreadableTensor as error:
+            raise UnreadableFile(f"{error}. Some variables have other values already: start again") from error
 
 
 def _optimizer_as_saved(model: Any) -> tuple[Any, dict[int, Any]]:
@@ -275,7 +278,7 @@ UNREADABLE = "no weights can be read from "
 
 def _in_words(path: Any, error: BaseException) -> str:
     shown = shown_text(str(path))
-    if isinstance(error, CheckpointError):
+    if isinstance(error, private.UnreadableTensor):
         return f"{error}. Nothing was changed"
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
         return f"the weights in {shown} do not fit the model, nothing was changed: {error}"

@@ -81,6 +81,7 @@ from weft.tensorflow.private.variables import uninitialised as uninitialised
 from weft.tensorflow.private.variables import variables_wait as variables_wait
 from weft.tensorflow.private.variables import waiting as waiting
 from weft.tensorflow.private.variables import waits as waits
+from weft.tensorflow.private.weight_files import UnreadableTensor as UnreadableTensor
 from weft.tensorflow.private.weight_files import load_when_made as load_when_made
 from weft.tensorflow.private.weight_files import values_checked as values_checked
 from weft.tensorflow.private.weight_files import values_taken as values_taken

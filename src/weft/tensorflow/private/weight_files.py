@@ -23,13 +23,15 @@ import ml_dtypes
 import numpy as np
 from keras.src.saving import saving_lib
 
-from weft.errors import CheckpointError
 from weft.tensorflow.private.variables import delays, underlying, waiting, waits
-from weft.untrusted import shown_text, translated
 
 Target = Callable[[Any], Any]
 """The variable that takes a value that a file has for a given one; None if another rank has it."""
 _reading: list[bool] = []
+
+
+class UnreadableTensor(OSError):
+    """A tensor of a file is damaged, or the file has changed since it was opened."""
 
 
 class Stored(np.lib.mixins.NDArrayOperatorsMixin):
@@ -45,7 +47,7 @@ class Stored(np.lib.mixins.NDArrayOperatorsMixin):
         """Its values.
 
         Raises:
-            CheckpointError: The file has changed since it was opened, or is damaged.
+            UnreadableTensor: The file has changed since it was opened, or is damaged.
         """
         return self._file.read(self._name, self.shape, self.dtype)
 
@@ -73,7 +75,7 @@ class KeptFile:
     """A file that stays open while tensors of it are wanted: it may be gone, or another one, under its name."""
 
     def __init__(self, path: str, member: zipfile.ZipInfo | None = None) -> None:
-        self.faults: list[CheckpointError] = []  # of which Keras makes errors of its own, or warnings
+        self.faults: list[UnreadableTensor] = []  # of which Keras makes errors of its own, or warnings
         self.path, self.descriptor = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
         self._before = self._version()
@@ -88,19 +90,19 @@ class KeptFile:
         return io.BufferedReader(_Content(self))
 
     def read(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        what = f"no weights can be read from {shown_text(self.path)} at {shown_text(name)}"
         try:
-            with translated(what, CheckpointError, "take another copy of the file"):
-                if self._version() != self._before:
-                    raise ValueError("the file has changed since load_weights")
-                with self.open() as file, h5py.File(file, "r") as store:
-                    dataset = saving_lib.safe_get_h5_dataset(store, name.lstrip("/"))
-                    if dataset.dtype == dtype:
-                        return np.asarray(dataset[()]).reshape(shape)
-                    return np.array(dataset, dtype=dtype).reshape(shape)
-        except CheckpointError as error:
-            self.faults.append(error)
-            raise
+            if self._version() != self._before:
+                raise ValueError("the file has changed since load_weights")
+            with self.open() as file, h5py.File(file, "r") as store:
+                dataset = saving_lib.safe_get_h5_dataset(store, name.lstrip("/"))
+                if dataset.dtype == dtype:
+                    return np.asarray(dataset[()]).reshape(shape)
+                return np.array(dataset, dtype=dtype).reshape(shape)
+        except Exception as error:
+            self.faults.append(
+                UnreadableTensor(f"no weights can be read from {self.path} at {name}: {error}")
+            )
+            raise self.faults[-1] from error
 
     def _version(self) -> tuple[int, ...]:
         found = os.fstat(self.descriptor)
@@ -148,7 +150,7 @@ def values_taken(target: Target) -> Iterator[None]:
     """Inside, the variables of this rank take what Keras loads; those that wait, when they are made.
 
     Raises:
-        CheckpointError: A tensor could not be read. Some variables have other values already.
+        UnreadableTensor: Some variables have other values already.
     """
     assign, convert = keras.Variable._direct_assign, keras.Variable._convert_to_tensor
 
