@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from weft.errors import CheckpointError
 from weft.tensorflow import private
 from weft.tensorflow.session.session import session
 
@@ -24,11 +25,13 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     """Layers built inside take no memory until the partition; then each rank makes its own part only.
 
     The values are those that the same seed gives without the delay. A variable that is read before it is made then.
+    ``load_weights``, inside or afterwards, reads nothing yet: the file stays open, and each rank reads its own part.
     ``enabled=False`` does nothing, so that a flag of the script can decide.
     """
     if not enabled:
         yield
         return
+    private.load_when_made()
     with private.variables_wait():
         yield
 
@@ -37,6 +40,9 @@ def make_values(models: Sequence[Any], handles: Sequence[Any], owners: dict[int,
     """Give values to what waits among the variables of models and the variables behind handles.
 
     ``owners``: the partition of each variable, by its key; those of other partitions go on without a value.
+
+    Raises:
+        CheckpointError: The file that has a value cannot be read any more.
     """
     waiting = private.waiting()
     if not waiting:
@@ -47,4 +53,7 @@ def make_values(models: Sequence[Any], handles: Sequence[Any], owners: dict[int,
     for variable in waiting:
         key = private.key_of(variable.handle)
         if key in keys and owners.get(key, own) == own:
-            variable.make_value()
+            try:
+                variable.make_value()
+            except private.UnreadableTensor as error:
+                raise CheckpointError(f"{error}; take another copy of the file") from error

@@ -9,7 +9,8 @@ import errno
 import functools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.parity.tensorflow.run_checks import begin, near, rank_of, refuses
 from tests.parity.tensorflow.run_keras import CROSS, Tagger, rows, seeded, words
 from tests.parity.worker import arguments, work
 from weft.errors import CheckpointError, UsageError, WeftError
+from weft.tensorflow.private.weight_files import KeptFile
 from weft.tensorflow.session.session import is_here
 
 L = keras.layers
@@ -271,6 +273,80 @@ def weights_before_and_after_wrapping(partitions: int) -> None:
         still_split(started)
         for model in (before, after, waits, started):
             same_values([model.predict(x, verbose=0)], [expected], name)
+
+
+@of_each("weights.h5", "weights.json", "keras")
+def files_read_by_parts(name: str, partitions: int) -> None:
+    begin(partitions, verify="off")  # the first rank makes no copy of the model
+    where = folder()
+    path = where / f"pre.{name}"
+    source = compiled(seeded(net))
+    fit(source)
+    if weft.rank() == 0:
+        if name == "keras":
+            source.save(path)
+        else:
+            source.save_weights(path, max_shard_size=3e-7 if name == "weights.json" else None)
+    weft.barrier()
+    keras.utils.set_random_seed(9)
+    for moment in ("inside", "outside", "wrapped", "split"):
+        with weft.delay_param_initialization():
+            late = net()
+            if moment == "inside":
+                late.load_weights(path)
+        if moment == "outside":
+            late.load_weights(path)
+        model, plain = compiled(weft.DistributedModel(late)), compiled(net())
+        if moment == "wrapped":
+            model.load_weights(path)
+        if moment == "split":
+            model.predict(rows()[0], verbose=0)
+            plain.optimizer.build(plain.trainable_variables)
+        plain.load_weights(path)
+        with tensors_read() as read:
+            if moment == "split":
+                model.load_weights(path)
+                assert len(model.optimizer.variables) == 2 + 2 * len(model.trainable_variables)
+            losses = fit(model)["loss"]
+        near(losses, fit(plain)["loss"], f"{moment}: the loss of two steps", 1e-4)
+        same_values(model.get_weights(), plain.get_weights(), f"{moment}: weights after two steps")
+        still_split(model)
+        layers = [each for each in read if each.startswith("/layers")]
+        assert len(layers) == len(set(layers)) == len(model.weights), (moment, read)
+        found = [each for of_rank in weft.allgather(layers) for each in of_rank]
+        assert len(found) == len(set(found)) == len(plain.weights), (moment, found)
+
+
+@check
+def files_without_states(partitions: int) -> None:
+    begin(partitions)
+    where = folder()
+    if weft.rank() == 0:
+        seeded(net).save_weights(where / "bare.weights.h5")
+    weft.barrier()
+    plain, split = pair()
+    before = [np.array(each) for each in split.optimizer.variables]
+    for each in (plain, split):
+        each.load_weights(where / "bare.weights.h5")
+    same_values(split.optimizer.variables, before, "an optimizer that a file does not have")
+    same_values(split.get_weights(), plain.get_weights(), "the weights of such a file")
+    near(fit(split)["loss"], fit(plain)["loss"], "the loss afterwards", 1e-3)
+
+
+@contextmanager
+def tensors_read() -> Iterator[list[str]]:
+    """The names of the tensors that this rank reads from files inside."""
+    read, found = KeptFile.read, []
+
+    def noted(self: Any, name: str, *args: Any) -> Any:
+        found.append(name)
+        return read(self, name, *args)
+
+    KeptFile.read = noted
+    try:
+        yield found
+    finally:
+        KeptFile.read = read
 
 
 @check

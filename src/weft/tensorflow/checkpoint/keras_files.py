@@ -1,8 +1,8 @@
-"""The files of Keras (``.keras``, ``.weights.h5``, ``.h5``) of a model that is split: written whole, read whole.
+"""The files of Keras (``.keras``, ``.weights.h5``, ``.h5``) of a model that is split: written whole, read by parts.
 
 write    the ranks of the first pipeline give the first rank their variables, and what their optimizers keep; that one
          writes what plain Keras would have written, under another name first
-read     every rank reads the file and keeps its own part; if one rank cannot, all go on with what they had
+read     every rank compares the file with the model, then reads its own part; if one rank cannot, none does
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _with_optimizer(model: Any, optimizer: Any) -> Iterator[Any]:
 
 
 def read(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> None:
-    """Let every rank read a file: ``act(net, path)``, where ``net`` is whole, with its optimizer.
+    """Let every rank read its part of a file: ``act(net, path)``, where ``net`` is whole, with its optimizer.
 
     Raises:
         CheckpointError: On every rank: the file is not there, or cannot be read. An ``OSError`` too.
@@ -205,43 +205,72 @@ def read(model: Any, path: Any, call: str, act: Callable[[Any, Any], None]) -> N
     joined = session()
     joined.check_outside(call)
     check_same_call(joined, call, str(path))
-    before = [(each, array_of(each, copy=True) if is_here(each) else None) for each in model.all_variables()]
+    if private.is_of_keras_two(model):
+        _read_whole(model, path, act)
+        return
+    made, mine = _optimizer_as_saved(model)
+    own = joined.position("pp")
+
+    def target(variable: Any) -> Any:
+        found = mine.get(id(variable), variable)
+        return found if found is not None and model.owner_of(found) in (None, own) else None
+
+    with model.whole(), _with_optimizer(model, made) as net:
+        faults = []
+        try:
+            with private.values_checked(target):
+                act(net, path)
+        except FAILED as error:
+            faults = [_in_words(path, error)]
+        _refuse(gather_faults(AllRanks(joined), faults))
+        try:
+            with private.values_taken(target):
+                act(net, path)
+        except private.UnreadableTensor as error:
+            raise UnreadableFile(f"{error}. Some variables have other values already: start again") from error
+
+
+def _optimizer_as_saved(model: Any) -> tuple[Any, dict[int, Any]]:
+    """The optimizer of the whole model that files know, and the variable of this rank for each of its variables.
+
+    It has no memory where the model is split: then no variable of another partition has one here.
+    """
     optimizer = _kept(model)
-    states = [(each, array_of(each, copy=True)) for each in _variables_of(optimizer)]
-    faults = []
-    try:
-        _read_whole(model, optimizer, path, act)
-    except FAILED as error:
-        faults = [_in_words(path, error)]
-    faults = gather_faults(AllRanks(joined), faults)
-    for variable, value in [*before, *states] if faults else ():
-        if value is not None:
-            variable.assign(value)
-        else:
-            private.take_first_value(variable)
-    if model.partitioned and joined.settings.partitions > 1:
-        free_others([model])
+    if optimizer is None or not model.partitioned or session().settings.partitions == 1:
+        return optimizer, {}
+    made = type(optimizer).from_config(optimizer.get_config())
+    with model.whole(), private.variables_wait(of_layers=False):
+        private.build_optimizer(made, model.trainable_variables)
+    if not optimizer.built:
+        private.build_optimizer(optimizer, model.trainable_variables)
+    theirs, mine = optimizer_state(made, _named(model)), optimizer_state(optimizer, _named(model))
+    names = {name: name for name in mine[0]} | fit(list(mine[1]), list(theirs[1]))
+    by_name = {names[name]: each for name, each in (mine[0] | mine[1]).items()}
+    return made, {id(each): by_name.get(name) for name, each in (theirs[0] | theirs[1]).items()}
+
+
+def _refuse(faults: list[str]) -> None:
     if faults:
         kind = UnreadableFile if any(each.startswith(UNREADABLE) for each in faults) else UsageError
         raise kind("; ".join(faults))
 
 
-def _read_whole(model: Any, optimizer: Any, path: Any, act: Callable[[Any, Any], None]) -> None:
-    split = optimizer is not None and model.partitioned and session().settings.partitions > 1
-    made = optimizer
-    if split:
-        made = type(optimizer).from_config(optimizer.get_config())
-        with model.whole():
-            private.build_optimizer(made, model.trainable_variables)
-    with model.whole(), _with_optimizer(model, made) as net:
-        act(net, path)
-    if split:
-        slots, own = optimizer_state(made, _named(model))
-        _give(model, optimizer, {name: array_of(each) for name, each in (slots | own).items()})
-
-
-def _variables_of(optimizer: Any) -> list[Any]:
-    return [] if optimizer is None else variables_of(optimizer)
+def _read_whole(model: Any, path: Any, act: Callable[[Any, Any], None]) -> None:
+    """Let every rank read the whole file into a model of ``tf_keras``, and keep its part."""
+    joined = session()
+    before = [(each, array_of(each, copy=True)) for each in model.all_variables() if is_here(each)]
+    faults = []
+    try:
+        with model.whole(), _with_optimizer(model, None) as net:
+            act(net, path)
+    except FAILED as error:
+        faults = [_in_words(path, error)]
+    faults = gather_faults(AllRanks(joined), faults)
+    for variable, value in before if faults else ():
+        variable.assign(value)
+    if model.partitioned and joined.settings.partitions > 1:
+        free_others([model])
+    _refuse(faults)
 
 
 UNREADABLE = "no weights can be read from "
@@ -249,6 +278,8 @@ UNREADABLE = "no weights can be read from "
 
 def _in_words(path: Any, error: BaseException) -> str:
     shown = shown_text(str(path))
+    if isinstance(error, private.UnreadableTensor):
+        return f"{error}. Nothing was changed"
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
         return f"the weights in {shown} do not fit the model, nothing was changed: {error}"
     if isinstance(error, FileNotFoundError):

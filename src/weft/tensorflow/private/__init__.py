@@ -76,9 +76,12 @@ from weft.tensorflow.private.variables import handles_made as handles_made
 from weft.tensorflow.private.variables import has_type as has_type
 from weft.tensorflow.private.variables import key_of as key_of
 from weft.tensorflow.private.variables import read as read
-from weft.tensorflow.private.variables import take_first_value as take_first_value
 from weft.tensorflow.private.variables import underlying as underlying
 from weft.tensorflow.private.variables import uninitialised as uninitialised
 from weft.tensorflow.private.variables import variables_wait as variables_wait
 from weft.tensorflow.private.variables import waiting as waiting
 from weft.tensorflow.private.variables import waits as waits
+from weft.tensorflow.private.weight_files import UnreadableTensor as UnreadableTensor
+from weft.tensorflow.private.weight_files import load_when_made as load_when_made
+from weft.tensorflow.private.weight_files import values_checked as values_checked
+from weft.tensorflow.private.weight_files import values_taken as values_taken

@@ -54,7 +54,8 @@ def free(variable: Any, named: str) -> None:
         tf.raw_ops.AssignVariableOp(
             resource=kept.handle, value=tf.zeros([0], kept.dtype), validate_shape=False
         )
-    _waiting.pop(id(kept), None)
+    if _waiting.pop(id(kept), None) is not None:
+        del kept._make
     _take_new_handle(kept, named)
 
 
@@ -93,6 +94,11 @@ class WaitingVariable(resource_variable_ops.UninitializedVariable):
             with ops.init_scope():
                 if not self.is_initialized():
                     self.assign(self._make())
+            del self._make  # which may hold a file
+
+    def take_later(self, make: Callable[[], Any]) -> None:
+        """Its first value is what ``make()`` will give."""
+        self._make = make
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly():
@@ -127,13 +133,6 @@ def read(handle: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
-def take_first_value(variable: Any) -> None:
-    """Give a variable that had no value of its own yet its first one again; nothing for one that has no memory here."""
-    kept = underlying(variable)
-    if isinstance(kept, WaitingVariable) and kept.is_initialized():
-        kept.assign(kept._make())
-
-
 def copied(captured: Any) -> Any:
     """A new variable with the value of another one, given its handle; what is none, as it is."""
     data = getattr(captured, "_handle_data", None)
@@ -149,12 +148,23 @@ def copied(captured: Any) -> Any:
         return tf.Variable(value, trainable=False)
 
 
+_delays: list[bool] = []
+
+
+def delays() -> bool:
+    """True inside of :func:`variables_wait`."""
+    return bool(_delays)
+
+
 @contextmanager
-def variables_wait() -> Iterator[None]:
-    """Inside, variables of layers of Keras 3 wait for their values, where these depend on a number as a seed alone."""
+def variables_wait(of_layers: bool = True) -> Iterator[None]:
+    """Inside, variables of Keras 3 wait for their values, where these depend on a number as a seed alone.
+
+    ``of_layers``: those that ``add_weight`` makes; else all.
+    """
     layer, kind = keras.layers.Layer, keras.Variable
     add_weight, initialise = layer.add_weight, kind._initialize_with_initializer
-    depth = [0]
+    depth = [0 if of_layers else 1]
 
     @functools.wraps(add_weight)
     def add(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,9 +187,11 @@ def variables_wait() -> Iterator[None]:
         self._initialize(variable)
 
     layer.add_weight, kind._initialize_with_initializer = add, wait
+    _delays.append(True)
     try:
         yield
     finally:
+        _delays.pop()
         layer.add_weight, kind._initialize_with_initializer = add_weight, initialise
 
 
