@@ -345,8 +345,8 @@ FAULTS = (
     Fault(
         "simulate",
         "simulate/memory.py",
-        'if kind in ("B", "I") and kept + transient[stage] > peak:',
-        'if kind == "B" and kept + transient[stage] > peak:',
+        "peak = max(peak, kept + cost.transient_bytes)",
+        'peak = max(peak, kept + cost.transient_bytes * (kind == "B"))',
         "predicts too little memory where activations are recomputed in a split backward pass",
     ),
     Fault(

@@ -29,7 +29,7 @@ from weft.errors import PlacementError, ScheduleError
 from weft.plan.option import Option, Placed, options
 from weft.schedule import Schedule
 from weft.schedule.generators.greedy import LEADERS, POLICIES, TRIED
-from weft.simulate import Edge, Links, Simulation, StageCost, executed_order, simulate
+from weft.simulate import Edge, Links, Simulation, StageCost, as_weft_runs
 from weft.units import format_bytes
 
 ACTIONS = 500_000
@@ -299,22 +299,6 @@ def simulation(found: Found, links: Links, copies: int = 4, ahead: int | None = 
     placed = found.placed
     stages = recomputed(placed.stages, placed.edges) if found.option.recompute else placed.stages
     return as_weft_runs(found.schedule, stages, links, placed.edges, copies, ahead)
-
-
-def as_weft_runs(
-    made: Schedule,
-    stages: Sequence[StageCost],
-    links: Links,
-    edges: Sequence[Edge] = (),
-    copies: int = 4,
-    ahead: int | None = 0,
-) -> Simulation:
-    """A step in which ranks do not wait while they can run what comes later in their lists.
-
-    What is given, and the errors, are those of `weft.simulate.executed_order` and `simulate`.
-    """
-    order = executed_order(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
-    return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
 
 
 def recomputed(stages: Sequence[StageCost], edges: Sequence[Edge] = ()) -> tuple[StageCost, ...]:

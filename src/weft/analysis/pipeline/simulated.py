@@ -13,9 +13,9 @@ from weft.analysis.pipeline.work import Stages, by_partition
 from weft.analysis.replay import Replay
 from weft.errors import ScheduleError
 from weft.plan.option import Option, Placed
-from weft.plan.search import VISIT, as_weft_runs, search, simulation
+from weft.plan.search import VISIT, search, simulation
 from weft.schedule import CHUNKS, in_flight, make
-from weft.simulate import Links, Simulation, StageCost
+from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Link
 
 MOST_TIMES = 8
