@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from weft.errors import PlacementError, ScheduleError
@@ -98,7 +98,7 @@ VISIT = 0.02
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of an option. `fault` says why it fell out; then the numbers may be missing."""
+    """The outcome of an option. `fault` says why it fell out; then the numbers, and the step, may be missing."""
 
     option: Option
     placed: Placed | None = None
@@ -107,6 +107,7 @@ class Found:
     bubble: float = 0.0
     peak_bytes: tuple[int, ...] = ()
     fault: str = ""
+    step: Simulation | None = field(default=None, repr=False, compare=False)
 
 
 Place = Callable[[Sequence[int]], Placed]
@@ -253,7 +254,14 @@ class _Evaluation:
             return Found(option, placed, fault="what I and W take by themselves is not known")
         step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
         return Found(
-            option, placed, made, step.step_s, step.bubble, step.peak_bytes, self._fault(step.peak_bytes)
+            option,
+            placed,
+            made,
+            step.step_s,
+            step.bubble,
+            step.peak_bytes,
+            self._fault(step.peak_bytes),
+            step,
         )
 
     def _fault(self, peak_bytes: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from weft.simulate.wiring import Crossing, Program, Wiring
 
 
 class Engine:
-    """What has been simulated of a step, and what is the same in whichever order ranks run their actions."""
+    """The state of a step while time goes on, the same in whichever order ranks run their actions."""
 
     def __init__(self, programs: Sequence[Program], wiring: Wiring, links: Links) -> None:
         self.programs, self.wiring = programs, wiring

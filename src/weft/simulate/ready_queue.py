@@ -1,4 +1,4 @@
-"""What one rank runs next, if it does something else where it would wait.
+"""The choice of a rank that does something else where it would wait.
 
 An action list is a plan: it was made for certain costs, and stages never cost just that. weft's ranks do not wait for
 the next action of their list while they can run a later one (`weft.runtime.executor`):
@@ -63,7 +63,7 @@ class ReadyQueue:
         return len(self.order) == len(self.actions)
 
     def order_of_all(self) -> list[int]:
-        """What has run, in that order, then what has not become possible."""
+        """The places of what has run, in that order, then of what has not become possible."""
         return (
             self.order if self.done else [*self.order, *sorted({*range(len(self.actions))} - {*self.order})]
         )

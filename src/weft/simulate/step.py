@@ -141,7 +141,7 @@ def _simulation(
     reduce_s: Sequence[float] = (),
     optimizer_s: Sequence[float] = (),
 ) -> Simulation:
-    """What an engine has found, if all ranks have come to the ends of their lists."""
+    """The result of an engine; an error if not all ranks have come to the ends of their lists."""
     _check_done(engine, actions)
     none = [0.0] * len(actions)
     finish_s = [
