@@ -34,11 +34,14 @@ class Engine:
         self.link_free: dict[str, float] = {}
         self.starts: list[list[float]] = [[] for _ in programs]
         self.ends: list[list[float]] = [[] for _ in programs]
-        self.waits: list[list[float]] = [[] for _ in programs]
-        """For each rank how long it had nothing to do before each action."""
         self.transfer_s = [0.0] * len(programs)
         """For each rank how long transfers kept it busy."""
         self.moves: list[Move] = []
+
+    def waits_s(self, rank: int) -> list[float]:
+        """The seconds in which a rank had nothing to do before each of its actions."""
+        before = [0.0, *self.ends[rank]]
+        return [start - end for start, end in zip(self.starts[rank], before, strict=False)]
 
     def leave(self, time: float, link: str, occupied_s: float) -> float:
         """When a tensor leaves that its rank sends at a time: once a shared link is free, which it then occupies."""
@@ -64,10 +67,15 @@ class InOrder(Engine):
     def __init__(self, programs: Sequence[Program], wiring: Wiring, links: Links) -> None:
         super().__init__(programs, wiring, links)
         self.reached = [0.0] * len(self.missing)
+        self.waits: list[list[float]] = [[] for _ in programs]
         self.idle = [True] * len(programs)
         """Whether the rank has not begun its next action."""
         self.events: list[tuple[float, int, int]] = []
         """(time, rank, index of the crossing that it sends then)."""
+
+    def waits_s(self, rank: int) -> list[float]:
+        """Receives, which begin when there is something to take, are no wait."""
+        return self.waits[rank]
 
     def run(self) -> None:
         """Until nothing moves."""
@@ -220,7 +228,6 @@ class OutOfOrder(Engine):
         self.running[rank] = chosen
         nodes, durations_s = self.programs[rank]
         end = now + self.busy[nodes[chosen]] + durations_s[chosen]
-        self.waits[rank].append(now - self.free[rank])
         self.starts[rank].append(now)
         self.ends[rank].append(end)
         self.free[rank] = end

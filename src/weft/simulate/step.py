@@ -110,6 +110,7 @@ def as_weft_runs(
             for own, queue in zip(ready.programs, ready.queues, strict=True)
         ]
         engine = InOrder(programs, ready.wiring, links)
+        del ready  # as large as the other engine
         engine.run()
     return _simulation(engine, order, peak_bytes(order, made.rank_of_stage, stages, copies), len(stages))
 
@@ -155,10 +156,8 @@ def _simulation(
         end_s=tuple(map(tuple, engine.ends)),
         step_s=step_s,
         idle=tuple(
-            _idle(own, waits, transfer, finish, step_s)
-            for own, waits, transfer, finish in zip(
-                actions, engine.waits, engine.transfer_s, finish_s, strict=True
-            )
+            _idle(own, engine.waits_s(rank), engine.transfer_s[rank], finish_s[rank], step_s)
+            for rank, own in enumerate(actions)
         ),
         peak_bytes=peaks,
         stages=stages,
