@@ -345,8 +345,8 @@ FAULTS = (
     Fault(
         "simulate",
         "simulate/memory.py",
-        "            peak = max(peak, kept + cost.transient_bytes)",
-        '            peak = max(peak, kept + cost.transient_bytes) if kind == "B" else peak',
+        "peak = max(peak, kept + cost.transient_bytes)",
+        'peak = max(peak, kept + cost.transient_bytes * (kind == "B"))',
         "predicts too little memory where activations are recomputed in a split backward pass",
     ),
     Fault(

@@ -18,7 +18,7 @@ from weft.graph import Graph
 from weft.plan.explain import explain, nothing_fits
 from weft.plan.option import Option, options
 from weft.plan.replicas import added_up_s, sharing_states
-from weft.plan.search import Found, search, simulation
+from weft.plan.search import Found, search
 from weft.plan.stages import Placer, choices
 from weft.report.page import Entry, page
 from weft.report.picture import timeline_png, timeline_svg
@@ -147,7 +147,8 @@ def main(options: argparse.Namespace) -> int:
     best = found[0]
     if best.fault:
         raise PlacementError(_no_choice(options.schedule, found, asked.placer))
-    step = simulation(best, asked.placer.links, ahead=asked.placer.ahead)
+    step = best.step
+    assert step is not None
     if options.html:
         title = f"{Path(options.file).name}: {best.option}, {asked.placer.microbatches} microbatches"
         write(Path(options.html), page(title, [Entry("simulated", step.timeline)]))

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from weft.errors import PlacementError, ScheduleError
 from weft.plan.option import Option, Placed, options
 from weft.schedule import Schedule
 from weft.schedule.generators.greedy import LEADERS, POLICIES, TRIED
-from weft.simulate import Edge, Links, Simulation, StageCost, executed_order, simulate
+from weft.simulate import Edge, Links, Simulation, StageCost, as_weft_runs
 from weft.units import format_bytes
 
 ACTIONS = 500_000
@@ -98,7 +98,7 @@ VISIT = 0.02
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of an option. `fault` says why it fell out; then the numbers may be missing."""
+    """The outcome of an option. `fault` says why it fell out; then the numbers, and the step, may be missing."""
 
     option: Option
     placed: Placed | None = None
@@ -107,6 +107,7 @@ class Found:
     bubble: float = 0.0
     peak_bytes: tuple[int, ...] = ()
     fault: str = ""
+    step: Simulation | None = field(default=None, repr=False, compare=False)
 
 
 Place = Callable[[Sequence[int]], Placed]
@@ -253,7 +254,14 @@ class _Evaluation:
             return Found(option, placed, fault="what I and W take by themselves is not known")
         step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
         return Found(
-            option, placed, made, step.step_s, step.bubble, step.peak_bytes, self._fault(step.peak_bytes)
+            option,
+            placed,
+            made,
+            step.step_s,
+            step.bubble,
+            step.peak_bytes,
+            self._fault(step.peak_bytes),
+            step,
         )
 
     def _fault(self, peak_bytes: Sequence[int]) -> str:
@@ -299,22 +307,6 @@ def simulation(found: Found, links: Links, copies: int = 4, ahead: int | None = 
     placed = found.placed
     stages = recomputed(placed.stages, placed.edges) if found.option.recompute else placed.stages
     return as_weft_runs(found.schedule, stages, links, placed.edges, copies, ahead)
-
-
-def as_weft_runs(
-    made: Schedule,
-    stages: Sequence[StageCost],
-    links: Links,
-    edges: Sequence[Edge] = (),
-    copies: int = 4,
-    ahead: int | None = 0,
-) -> Simulation:
-    """A step in which ranks do not wait while they can run what comes later in their lists.
-
-    What is given, and the errors, are those of `weft.simulate.executed_order` and `simulate`.
-    """
-    order = executed_order(made.ranks, made.rank_of_stage, stages, links, edges=edges, ahead=ahead)
-    return simulate(order, made.rank_of_stage, stages, links, edges=edges, copies=copies)
 
 
 def recomputed(stages: Sequence[StageCost], edges: Sequence[Edge] = ()) -> tuple[StageCost, ...]:

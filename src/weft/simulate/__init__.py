@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from weft.simulate.costs import FREE, Edge, Links, StageCost
-from weft.simulate.engine import simulate
-from weft.simulate.executed_order import executed_order
 from weft.simulate.memory import peak_bytes
 from weft.simulate.result import Idle, Simulation
+from weft.simulate.step import as_weft_runs, executed_order, simulate
 
 as_run = executed_order
 """Its former name."""
@@ -18,6 +17,7 @@ __all__ = [
     "Links",
     "Simulation",
     "StageCost",
+    "as_weft_runs",
     "executed_order",
     "peak_bytes",
     "simulate",

@@ -87,10 +87,12 @@ class Program(NamedTuple):
     nodes: list[int]
     """For each action microbatch x points + point."""
     durations_s: list[float]
-    first_backward: int
-    """Index of the first B or I; the length of the list if there is none."""
-    last_forward: int
-    """Index of the last F; -1 if there is none."""
+
+    def reordered(self, numbers: Sequence[int]) -> Program:
+        """The actions at these places of the list, in this order."""
+        return Program(
+            [self.nodes[number] for number in numbers], [self.durations_s[number] for number in numbers]
+        )
 
 
 def compile_rank(
@@ -113,14 +115,7 @@ def compile_rank(
             raise ScheduleError(f"rank {rank}: {_fault(Action(stage, kind, microbatch), rank_of_stage)}")
         nodes.append(microbatch * points + entry[0])
         durations.append(entry[1])
-    backwards = (index for index, action in enumerate(actions) if action.kind in ("B", "I"))
-    behind = (index for index, action in enumerate(reversed(actions)) if action.kind == "F")
-    return Program(
-        nodes,
-        durations,
-        first_backward=next(backwards, len(nodes)),
-        last_forward=len(nodes) - 1 - next(behind, len(nodes)),
-    )
+    return Program(nodes, durations)
 
 
 def _fault(action: Action, rank_of_stage: Sequence[int]) -> str:

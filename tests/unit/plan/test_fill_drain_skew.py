@@ -10,9 +10,8 @@ import pytest
 
 from weft.partition.chain.chain import split
 from weft.plan.fill_drain_skew import PARTS, least_step, shift_cuts
-from weft.plan.search import as_weft_runs
 from weft.schedule import make
-from weft.simulate import FREE, StageCost, simulate
+from weft.simulate import FREE, StageCost, as_weft_runs, simulate
 
 
 def loads_of(costs: list[float], stages: list[int], count: int) -> list[float]:

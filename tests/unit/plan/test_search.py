@@ -122,6 +122,7 @@ def test_what_was_found_can_be_simulated_again():
 
     for one in search(4, 4, place, LINKS):
         again = simulation(one, LINKS)
+        assert again == one.step
         assert (again.step_s, again.bubble, again.peak_bytes) == (one.step_s, one.bubble, one.peak_bytes)
 
 

@@ -13,9 +13,9 @@ from weft.analysis.pipeline.work import Stages, by_partition
 from weft.analysis.replay import Replay
 from weft.errors import ScheduleError
 from weft.plan.option import Option, Placed
-from weft.plan.search import VISIT, as_weft_runs, search, simulation
+from weft.plan.search import VISIT, search
 from weft.schedule import CHUNKS, in_flight, make
-from weft.simulate import Links, Simulation, StageCost
+from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Link
 
 MOST_TIMES = 8
@@ -206,14 +206,15 @@ def best_schedule(present: Simulated, units: int) -> Other | None:
     ]
     now = present.now
     for found in search(ranks, count, put, present.links, tried=tried):
-        if found.fault or found.schedule is None:
+        if found.fault or found.step is None:
             continue
         if found.option.schedule == present.schedule or found.step_s >= now.step_s * (1.0 - 1e-9):
             return None
-        made = simulation(found, present.links)
-        saved_s = now.step_s - found.step_s * (1.0 + VISIT * (made.stages // ranks - 1))
+        saved_s = now.step_s - found.step_s * (1.0 + VISIT * (found.step.stages // ranks - 1))
         return (
-            Other(count, found.option.schedule, saved_s, _held(made), _held(now)) if saved_s > 0.0 else None
+            Other(count, found.option.schedule, saved_s, _held(found.step), _held(now))
+            if saved_s > 0.0
+            else None
         )
     return None
 

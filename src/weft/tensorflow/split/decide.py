@@ -19,13 +19,12 @@ from weft.partition.balanced.candidate import Balance, Candidate
 from weft.plan.best_candidate import asked_options, best_by_step
 from weft.plan.chosen import schedule_for
 from weft.plan.option import Option
-from weft.plan.search import as_weft_runs
 from weft.plan.stages import Placer
 from weft.schedule import Schedule
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
 from weft.session.collectives import agree_on, gather_texts
-from weft.simulate import Links
+from weft.simulate import Links, as_weft_runs
 from weft.tensorflow.session.session import Session
 from weft.tensorflow.split.units import Units
 from weft.tensorflow.trace.operations import Record

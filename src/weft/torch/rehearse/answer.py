@@ -18,9 +18,9 @@ from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.layer import all_reduce_s, gather_s
 from weft.plan.parallelism.memory import RESERVED, copies
 from weft.plan.parallelism.step import HOST_LINK
-from weft.plan.search import as_weft_runs, recomputed
+from weft.plan.search import recomputed
 from weft.session.watching import describe_layout
-from weft.simulate import Links, Simulation, StageCost
+from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Cluster
 from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING

@@ -26,12 +26,12 @@ from weft.plan.fill_drain_skew import PARTS
 from weft.plan.measured.corrected import find_better, measure_stages
 from weft.plan.measured.planned import Planned
 from weft.plan.option import Option, Placed
-from weft.plan.search import Found, as_weft_runs, recomputed, search
+from weft.plan.search import Found, recomputed, search
 from weft.plan.v_apex import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
 from weft.session.recording import tell_plan
-from weft.simulate import Links, Simulation, StageCost
+from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Link
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.device import limit_bytes
