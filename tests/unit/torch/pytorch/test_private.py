@@ -116,6 +116,7 @@ HOLDERS = {
         f"tensorflow/private/{name}.py"
         for name in (
             "callbacks", "functions", "gradients", "graphs", "models", "random_states", "recording", "variables",
+            "weight_files",
         )
     ),
 }  # fmt: skip
