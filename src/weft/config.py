@@ -424,7 +424,7 @@ def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dic
             told = key if isinstance(key, str) else shown(key)
             close = difflib.get_close_matches(told, [*known, *ALIASES], n=1)
             if told.startswith(GROUP):
-                close = [" or ".join(each for each in known if each.startswith(GROUP))]
+                close = ['" or "'.join(each for each in known if each.startswith(GROUP))]
             hint = f'did you mean "{close[0]}"?' if close else f"the settings are {', '.join(known)}"
             faults.append(f'there is no setting "{shown_text(told)}" ({origin}): {hint}')
         elif name in result and result[name] != value:
@@ -444,7 +444,8 @@ def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         if key == GROUP and isinstance(value, Mapping):
             yield from ((f"{key}.{each}", f"{key}_{each}", own) for each, own in value.items())
         else:
-            yield key, ALIASES.get(key, key), value
+            name = key.replace(".", "_") if str(key).startswith(f"{GROUP}.") else key
+            yield key, ALIASES.get(name, name), value
 
 
 def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:

@@ -365,3 +365,31 @@ def test_a_value_has_a_second_name(given: dict[str, str], meant: str):
 def test_a_misspelled_second_name_is_advised_as_what_it_means():
     with pytest.raises(ConfigError, match='inputs is \'aprt\'.*write "inputs": "per_rank"'):
         resolve({"inputs": "aprt"}, {}, 1)
+
+
+@pytest.mark.parametrize(
+    "given", [{"offload": {"optimizer": True}}, {"offload.optimizer": True}, {"offload_optimizer": True}]
+)
+def test_offloading_is_one_setting_or_two(given: dict):
+    found = resolve(given)
+    assert found.offload_optimizer and not found.offload_activations
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"offload": True},
+            'no setting "offload" .* did you mean "offload_activations" or "offload_optimizer"',
+        ),
+        ({"offload": {"weights": True}}, 'no setting "offload.weights"'),
+        (
+            {"offload": {"optimizer": True}, "offload_optimizer": False},
+            "are the same setting but have the values",
+        ),
+        ({"offload": {"optimizer": "yes"}}, "offload_optimizer is 'yes'"),
+    ],
+)
+def test_faults_of_offloading_are_told(given: dict, says: str):
+    with pytest.raises(ConfigError, match=says):
+        resolve(given)
