@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.parity.registry import Checks
 from tests.parity.together import told
 from weft.compat.modelparallel.optimizers import FusedLAMB
 from weft.errors import UsageError
+from weft.torch.offload import states
 
 CHECKS = Checks()
 STEPS, ROWS, WIDTH = 3, 8, 12
@@ -354,4 +356,8 @@ def all_replicas_have_to_save() -> None:
 
 
 if __name__ == "__main__":
+    if "offload_optimizer" in os.environ.get(
+        "WEFT_SET", ""
+    ):  # so that small states are offloaded, in many buckets
+        states.BUCKET_BYTES, states.LEAST_BYTES = 300, 16
     CHECKS.run(sys.argv[1:], lambda: None)

@@ -19,6 +19,12 @@ LAYOUTS = [
 ]
 
 
+def test_shared_states_are_offloaded(tmp_path: Path):
+    """The same checks, masters of 16-bit weights and checkpoints included, with states outside of the device."""
+    offloaded = {"WEFT_SET": '{"offload_optimizer": true}'}
+    pass_checks("shares.py", CHECKS, 4, "--folder", str(tmp_path), "--partitions", "2", env=offloaded)
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
 def test_replicas_share_states(layouts: list[tuple[int, int, list[str]]], tmp_path: Path):

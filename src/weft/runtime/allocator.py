@@ -31,7 +31,7 @@ from weft.untrusted import read_text, whole
 KEPT_BYTES = 1 << 30
 KEPT_SHARE = 1 / 16
 SCARCE_BYTES = 1 << 20
-"""The same where memory is scarce: buffers from so many bytes on are mapped, and unmapped when they are freed."""
+"""Where memory is scarce, buffers from so many bytes on are mapped, and unmapped when they are freed."""
 EVERY = 8
 """Steps from one look at the memory to the next."""
 LEAST_GROWTH_BYTES = 64 << 20
@@ -58,9 +58,8 @@ def keep_memory(environ: Mapping[str, str], ranks: int = 1, scarce: bool = False
         ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, kept),
         ("MALLOC_ARENA_MAX", _M_ARENA_MAX, 1),
     )
-    own = (
-        (None, str(KEPT_BYTES)) if scarce else (None,)
-    )  # what weft's launcher has set is not the user's wish
+    # what weft's launcher has set is not the user's wish
+    own = (None, str(KEPT_BYTES)) if scarce else (None,)
     wanted = [(option, value) for name, option, value in options if environ.get(name) in own]
     return all([mallopt(option, value) == 1 for option, value in wanted])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from weft.errors import ScheduleError
@@ -17,7 +16,7 @@ from weft.schedule.generators.v_half import v_half
 from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
 from weft.schedule.generators.zb_v import zb_v
-from weft.schedule.schedule import Action, Schedule, in_flight
+from weft.schedule.schedule import Action, Schedule, in_flight, loop, vee
 from weft.schedule.table import CHUNKS, KINDS, NAMES, named
 
 __all__ = [
@@ -111,13 +110,7 @@ def rank_of_stage(name: str, ranks: int, chunks: int | None = None) -> tuple[int
     faults = _misplaced(name, chunks, {"costs": None, "memory_bytes": None, "text": None})
     if faults:
         raise ScheduleError("; ".join(faults))
-    forth = tuple(range(ranks))
-    back = forth[::-1] if KINDS[name].v else forth
-    return tuple(
-        itertools.chain.from_iterable(
-            back if chunk % 2 else forth for chunk in range(chunks or CHUNKS[name][0])
-        )
-    )
+    return vee(ranks) if KINDS[name].v else loop(ranks, chunks or CHUNKS[name][0])
 
 
 def _misplaced(name: str, chunks: int | None, given: Mapping[str, object]) -> list[str]:

@@ -69,7 +69,7 @@ class InOrder(Engine):
         self.reached = [0.0] * len(self.missing)
         self.waits: list[list[float]] = [[] for _ in programs]
         self.idle = [True] * len(programs)
-        """Whether the rank has not begun its next action."""
+        """For each rank, True as long as it has not begun its next action."""
         self.events: list[tuple[float, int, int]] = []
         """(time, rank, index of the crossing that it sends then)."""
 

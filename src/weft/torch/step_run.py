@@ -63,7 +63,7 @@ class StepRun:
         self._own_seed = session.streams.draw()
         self._states_after = session.streams.capture()
         self._drew = False
-        """Whether a microbatch has drawn a random number."""
+        """True once a microbatch has drawn a random number."""
         peers = session.peers("pp")
         self._check = StepCheck(
             self._pipeline.channel, peers, session.position("pp"), session.steps, self._call(),

@@ -128,9 +128,7 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
 
 def _tried(optimizer: Optimizer) -> bool:
     """True if some steps on a matrix, and on its halves along both dims, give the same numbers."""
-    like = next(p for group in optimizer.param_groups for p in group["params"])
-    random = torch.Generator().manual_seed(0)
-    start, *gradients = (torch.randn(SIDE, SIDE, generator=random).to(like) for _ in range(STEPS + 1))
+    start, *gradients = _drawn(optimizer)
     (whole,) = _updated(optimizer, [start], [[each] for each in gradients])
     for dim in (0, 1):
         for number, part in enumerate(whole.chunk(2, dim)):
@@ -149,12 +147,7 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
     """
     if type(optimizer).__module__.startswith("torch.optim."):
         return not isinstance(optimizer, torch.optim.LBFGS)
-    like = next(p for group in optimizer.param_groups for p in group["params"])
-    random = torch.Generator().manual_seed(0)
-    starts, *gradients = (
-        [scale * torch.randn(SIDE, SIDE, generator=random).to(like) for scale in (1, 3)]
-        for _ in range(STEPS + 1)
-    )
+    starts, *gradients = ([each, 3 * each.t().contiguous()] for each in _drawn(optimizer))
     try:
         both = _updated(optimizer, starts, gradients)
         alone = [
@@ -165,6 +158,19 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
         log.warning("%s cannot be tried on single weights: %r", type(optimizer).__name__, error)
         return False
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(both, alone, strict=True))
+
+
+def _drawn(optimizer: Optimizer) -> list[Tensor]:
+    """A small matrix and gradients of it, of the type and on the device of the optimizer's parameters.
+
+    The first parameter may be another rank's, or a share: only what it says of itself is asked.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = next((p.device for p in parameters if p.device.type != "meta"), torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(SIDE, SIDE, generator=random).to(device, parameters[0].dtype) for _ in range(STEPS + 1)
+    ]
 
 
 def _updated(

@@ -34,9 +34,9 @@ CONSTANTS = (type(None), bool, int, float, str)
 """Types of values that hold no tensors and do not change."""
 _ATOMS = (Tensor, *CONSTANTS)
 ATTRIBUTE_DEPTH = 3
-"""How many opaque objects may lie in each other; tensors in deeper ones are not looked for."""
+"""So many opaque objects may lie in each other; tensors in deeper ones are not looked for."""
 DATA_DEPTH = 16
-"""How many dataclasses may lie in each other; deeper ones may form a circle."""
+"""So many dataclasses may lie in each other; deeper ones may form a circle."""
 
 
 class Data(ABC):  # noqa: B024 - nothing derives from it

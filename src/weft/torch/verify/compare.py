@@ -319,6 +319,8 @@ class Proof:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
         part = f"'s first microbatch of {len(self.given)}" if self.session.proofs.by_unit else ""
+        if self.session.proofs.by_unit and self.session.settings.verify == "gradients":
+            found.proved += " (not its gradients: no rank holds all of the model)"
         self.session.views.opening.proof = f"step {step}{part} {found.verdict} ({self.seconds:.2f} s)"
         if found.fault and self.session.asked:
             log.warning(

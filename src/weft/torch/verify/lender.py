@@ -29,9 +29,8 @@ class Lender:
     """The parameters of other ranks, by unit. All ranks of the first pipeline make one; only the first one asks."""
 
     def __init__(self, session: Session, models: Sequence[Any]) -> None:
-        assert session.pipeline is not None
         self._peers, self._group = session.peers("pp"), session.group("pp")
-        self._rank, self._device = session.pipeline.rank, session.device
+        self._device = session.device
         self._parameters = [
             (parameter, model.owners.get(name, 0))
             for model in models
