@@ -43,7 +43,9 @@ def _needed(distribution: str, extras: frozenset[str], seen: set[tuple[str, froz
         return set()
     needed = {distribution}
     for requirement in map(Requirement, lines):
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in extras | {""}):
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": e}) for e in extras | {""}
+        ):
             needed |= _needed(requirement.name.lower().replace("_", "-"), frozenset(requirement.extras), seen)
     return needed
 
