@@ -181,6 +181,11 @@ def test_pages_are_found_in_code():
     assert named_pages(text) == ["docs/settings.md#inputs-checked", "docs/design/rooms.md"]
 
 
+def test_no_page_has_marks_of_an_unfinished_merge():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]:
+        assert not re.search(r"^(<{7}|>{7}) ", page.read_text(encoding="utf-8"), re.MULTILINE), page
+
+
 def test_the_contents_have_each_page_once():
     contents = ROOT / "docs" / "README.md"
     pages = sorted(page.name for page in contents.parent.glob("*.md") if page != contents)

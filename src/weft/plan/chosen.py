@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from weft import schedule
 from weft.config import Settings
@@ -17,6 +17,7 @@ from weft.schedule import Schedule
 from weft.schedule.order import Order
 from weft.schedule.table import KINDS
 from weft.simulate import Links, StageCost
+from weft.simulate.memory import COPIES
 from weft.topology.cluster import Link
 
 AHEAD = 1
@@ -126,6 +127,20 @@ def ahead(settings: Settings) -> int | None:
     if settings.memory_limit:
         return None
     return AHEAD if settings.optimize == "speed" and KINDS[settings.pipeline].early else 0
+
+
+class Execution(TypedDict):
+    """How ranks run a step, as a simulation takes it: see `weft.simulate.as_weft_runs`."""
+
+    ahead: int | None
+    copies: int
+    offloads: bool
+
+
+def execution(settings: Settings) -> Execution:
+    """How ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter."""
+    copies = COPIES - 2 * settings.offload_optimizer
+    return Execution(ahead=ahead(settings), copies=copies, offloads=bool(settings.offload_activations))
 
 
 def order_for(

@@ -131,6 +131,7 @@ def search(
     copies: int = 4,
     within: Within | None = None,
     ahead: int | None = 0,
+    offloads: bool = False,
     progress: Progress | None = None,
 ) -> list[Found]:
     """Every option, the best first (see `merit`), those that fell out last.
@@ -148,6 +149,7 @@ def search(
         within: Puts the units on the stages of an option that does not fit the memory otherwise.
         ahead: How many more microbatches than its list a rank may hold, started while it would wait; None: never
             more than at that point of the list.
+        offloads: Whether activations of microbatches that wait are outside of the device.
         progress: Is told before each option how many have been tried, of how many, and the best step so far.
 
     What is left out since it would take too long (see `weft.plan.search`), or since somebody has pressed Ctrl-C after a
@@ -160,7 +162,7 @@ def search(
     if memory_bytes is not None and len(memory_bytes) != ranks:
         raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
     placed: dict[tuple[int, ...], Placed | str] = {}
-    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead)
+    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead, offloads)
     every = list(options(ranks, microbatches) if tried is None else tried)
     chosen = affordable(every, ranks, microbatches, memory_bytes is not None)
 
@@ -227,6 +229,7 @@ class _Evaluation:
     memory_bytes: Sequence[int] | None
     copies: int
     ahead: int | None
+    offloads: bool
 
     def choice(self, option: Option, layout: tuple[int, ...], placed: Placed | str) -> Found:
         """The outcome of an option whose units are placed so."""
@@ -252,7 +255,7 @@ class _Evaluation:
         splits = any(action.kind == "W" for actions in made.ranks for action in actions)
         if splits and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
             return Found(option, placed, fault="what I and W take by themselves is not known")
-        step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead)
+        step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead, self.offloads)
         return Found(
             option,
             placed,
@@ -280,7 +283,7 @@ class _Evaluation:
 
     def _left(self, layout: Sequence[int], stages: Sequence[StageCost]) -> list[int] | None:
         """The bytes that parameters, and what is computed anew, leave for activations."""
-        if self.memory_bytes is None:
+        if self.memory_bytes is None or self.offloads:
             return None
         taken = self._beside(layout, stages)
         return [max(0, size - own) for size, own in zip(self.memory_bytes, taken, strict=True)]

@@ -9,6 +9,9 @@
 
 B(s) and I(s) take transient_bytes(s) besides while they run: what is computed anew. Whatever else an action
 needs only while it runs, and tensors on their way, are not counted.
+
+Where activations of waiting microbatches are offloaded, a rank keeps no more than those of two: of the one that runs,
+and of the next one, which is fetched.
 """
 
 from __future__ import annotations
@@ -51,18 +54,23 @@ def peak_bytes(
     rank_of_stage: Sequence[int],
     costs: Sequence[StageCost],
     copies: int = COPIES,
+    offloads: bool = False,
 ) -> tuple[int, ...]:
-    """The peak of each rank, in bytes.
+    """The peak of each rank's device, in bytes.
 
     Args:
         actions: For each rank its list.
         rank_of_stage: The rank that runs each stage.
         costs: What each stage costs.
         copies: How often the parameters count: themselves, gradients, optimizer state.
+        offloads: Whether activations of microbatches that wait are elsewhere.
     """
-    parameters = [0] * len(actions)
+    parameters, most = [0] * len(actions), [0] * len(actions)
     for rank, cost in zip(rank_of_stage, costs, strict=True):
         parameters[rank] += cost.parameter_bytes
-    return tuple(
-        copies * own + kept_bytes(of_rank, costs) for own, of_rank in zip(parameters, actions, strict=True)
-    )
+        kept_by_one = max(cost.activation_bytes, cost.weight_bytes)
+        most[rank] = max(most[rank], 2 * kept_by_one + cost.transient_bytes)
+    kept = [kept_bytes(of_rank, costs) for of_rank in actions]
+    if offloads:
+        kept = list(map(min, kept, most))
+    return tuple(copies * own + other for own, other in zip(parameters, kept, strict=True))

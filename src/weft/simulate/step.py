@@ -95,10 +95,12 @@ def as_weft_runs(
     edges: Sequence[Edge] = (),
     copies: int = COPIES,
     ahead: int | None = 0,
+    offloads: bool = False,
 ) -> Simulation:
     """A step in which ranks do not wait while they can run what comes later in their lists.
 
-    What is given, and the errors, are those of `executed_order` and `simulate`.
+    What is given, and the errors, are those of `executed_order` and `simulate`; `offloads`: see
+    `weft.simulate.memory`.
     """
     _check(len(made.ranks), made.rank_of_stage, stages, edges, {})
     ready = _out_of_order(made.ranks, made.rank_of_stage, stages, links, edges, ahead)
@@ -112,7 +114,8 @@ def as_weft_runs(
         engine = InOrder(programs, ready.wiring, links)
         del ready  # as large as the other engine
         engine.run()
-    return _simulation(engine, order, peak_bytes(order, made.rank_of_stage, stages, copies), len(stages))
+    peaks = peak_bytes(order, made.rank_of_stage, stages, copies, offloads)
+    return _simulation(engine, order, peaks, len(stages))
 
 
 def _out_of_order(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from weft.config import Settings
-from weft.plan.chosen import Chosen, ahead, options_for
+from weft.plan.chosen import Chosen, execution, options_for
 from weft.plan.explain import explain
 from weft.plan.option import Placed
 from weft.plan.search import search
@@ -88,7 +88,7 @@ def find_better(
         chosen.links,
         memory_bytes=limits,
         tried=tried,
-        ahead=ahead(settings),
+        **execution(settings),
     )
     present = next(one for one in found if one.option == chosen.option)
     if found[0].fault or found[0].step_s > BETTER * present.step_s:

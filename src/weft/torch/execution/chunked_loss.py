@@ -6,7 +6,7 @@ See ``tensors.deferred_logits``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -81,18 +81,39 @@ def _is_plain(module: nn.Linear) -> bool:
 
 def defer_heads(model: nn.Module, chunked_loss: str) -> None:
     """Let the calls of the model's linear layers with many results give deferred ones, by the setting."""
-    least, times = {"on": (0, 1), "auto": (LEAST_BYTES, HEAD)}.get(chunked_loss, (None, 0))
-    if least is None or model in SEEN or not defers:
+    least_bytes = _least_bytes(chunked_loss)
+    if least_bytes is None or model in SEEN:
         return
     SEEN.add(model)
-    for module in model.modules():
-        if (
-            type(module) is nn.Linear
-            and module.out_features > times * module.in_features
-            and _is_plain(module)
-        ):
+    for module in heads_of(model, chunked_loss):
+        if _is_plain(module):
             unit = interceptor_of(module)
             if unit is None:
-                intercept(module, Head(module, call_of(module), least))
+                intercept(module, Head(module, call_of(module), least_bytes))
             elif isinstance(unit, UnitCall):
-                unit.inner = Head(module, unit.inner, least)
+                unit.inner = Head(module, unit.inner, least_bytes)
+
+
+def _least_bytes(chunked_loss: str) -> int | None:
+    return {"on": 0, "auto": LEAST_BYTES}.get(chunked_loss) if defers else None
+
+
+def heads_of(model: nn.Module, chunked_loss: str) -> Iterator[nn.Linear]:
+    """The linear layers whose results may be deferred, by the setting; with "on" that is tried with wide layers, too."""
+    times = 1 if chunked_loss == "on" else HEAD
+    for module in model.modules() if _least_bytes(chunked_loss) is not None else ():
+        if type(module) is nn.Linear and module.out_features > times * module.in_features:
+            yield module
+
+
+def may_be_chunked(model: nn.Module, chunked_loss: str) -> Callable[[Tensor], bool]:
+    """A function that is true for tensors as large as logits that are deferred, which autograd does not keep then."""
+    heads = (one for one in heads_of(model, chunked_loss) if one.out_features > HEAD * one.in_features)
+    widths = {module.out_features for module in heads}
+    least = _least_bytes(chunked_loss) or 0
+
+    def is_logits(tensor: Tensor) -> bool:
+        wide = tensor.dim() > 1 and tensor.shape[-1] in widths and tensor.is_floating_point()
+        return wide and 4 * tensor.numel() >= least
+
+    return is_logits

@@ -24,7 +24,8 @@ from weft.topology.mesh import Mesh
 from weft.torch.agreement import Agreement
 from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.output import collect
-from weft.torch.rehearse.answer import DOES_NOT_FIT, FITS, Answer, answer
+from weft.torch.rehearse.answer import DOES_NOT_FIT, FITS, Answer
+from weft.torch.rehearse.estimate import estimate
 from weft.torch.rehearse.fakes import begin_group
 from weft.torch.rehearse.rates import DeviceRates
 from weft.torch.session import current
@@ -102,7 +103,7 @@ class Rehearsal:
             if session.settings.optimize == "auto" and plan.optimize:
                 session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
             plans.append((model, plan))
-        self._found = answer(session, self.machines, plans)
+        self._found = estimate(session, self.machines, plans)
         zeros = map_tensors(self.result, lambda t: torch.zeros((), dtype=t.dtype).expand(t.shape))
         results = [zeros] * batch.microbatches
         return collect(results, batch.weights())

@@ -21,6 +21,7 @@ from torch.nn import SyncBatchNorm
 
 from weft.partition.cost import COPIES
 from weft.plan.measured.microbatches import Line, Resident, fewest, with_several
+from weft.torch.execution.chunked_loss import may_be_chunked
 from weft.torch.model import DistributedModel
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.device import device_bytes
@@ -28,7 +29,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.first_microbatch import forward_only
 from weft.torch.split.memory_room import ROOM
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
-from weft.torch.tensors.pytree import bytes_of
+from weft.torch.tensors.pytree import bytes_of, tensors_in
 from weft.torch.trace.compiled import compiles
 from weft.torch.trace.saved_memory import SavedMemory
 from weft.torch.trace.trace import see_saved_tensors
@@ -87,7 +88,8 @@ def _measured(session: Session, function: Callable[..., Any], batch: MiniBatch) 
     assert batch.size is not None
     models = list(session.models)
     limit = device_bytes(session) * (1.0 if session.settings.memory_limit else ROOM)
-    lasting = sum(map(_lasting_bytes, models))
+    copies = COPIES - 2 * session.settings.offload_optimizer
+    lasting = sum(_lasting_bytes(model, copies) for model in models)
     smallest = with_several(batch.size, batch.cut.uneven)[-1:-3:-1]
     kept: dict[int, float] = {}
     for number in smallest:
@@ -99,10 +101,10 @@ def _measured(session: Session, function: Callable[..., Any], batch: MiniBatch) 
     return Resident(batch.size, float(lasting), Line.through(kept), limit)
 
 
-def _lasting_bytes(model: DistributedModel) -> int:
-    """Parameters, their gradients and two moments of an optimizer."""
+def _lasting_bytes(model: DistributedModel, copies: int) -> int:
+    """Parameters, their gradients and the moments of an optimizer that are on the device."""
     return sum(
-        bytes_of(parameter) * (COPIES if parameter.requires_grad else 1)
+        bytes_of(parameter) * (copies if parameter.requires_grad else 1)
         for parameter in model.module.parameters()
     )
 
@@ -114,15 +116,22 @@ def _kept_bytes(
     memory = SavedMemory(
         one for model in models for one in (*model.module.parameters(), *model.module.buffers())
     )
-    total = 0
+    total = chunked = 0
+    asked = [may_be_chunked(model.module, session.settings.chunked_loss) for model in models]
+
+    def is_chunked(tensor: Tensor) -> bool:
+        return any(of_model(tensor) for of_model in asked)
 
     def save(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += memory.add(tensor)
+        nonlocal total, chunked
+        if is_chunked(tensor):
+            chunked += memory.add(tensor)
+        else:
+            total += memory.add(tensor)
         return (
             tensor.detach() if tensor.grad_fn is not None else tensor
         )  # itself would keep its graph for ever
 
     with forward_only(session, models, function, batch) as run, see_saved_tensors(save):
-        run()
-    return total
+        result = run()
+    return total + chunked * any(map(is_chunked, tensors_in(result)))

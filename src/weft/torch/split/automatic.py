@@ -20,7 +20,7 @@ from typing import Any
 from weft import schedule
 from weft.config import Settings
 from weft.errors import ConfigError, FormatError, PlacementError
-from weft.plan.chosen import Chosen, ahead, options_for, schedule_for
+from weft.plan.chosen import Chosen, ahead, execution, options_for, schedule_for
 from weft.plan.explain import explain
 from weft.plan.fill_drain_skew import PARTS
 from weft.plan.measured.corrected import find_better, measure_stages
@@ -104,7 +104,7 @@ def _find(
         links,
         tried=options_for(settings, limits is not None),
         within=lambda option: place_units(tree, by_memory, links, option.layout(settings.partitions)),
-        ahead=ahead(settings),
+        **execution(settings),
     )
     found = look(memory_bytes=limits)
     fault = found[0].fault
@@ -134,7 +134,7 @@ def _from_file(
     made = schedule.make("file", settings.partitions, settings.microbatch_count, text=text)
     check(made)
     placed = place(made.rank_of_stage)
-    step = as_weft_runs(made, placed.stages, links, ahead=ahead(settings))
+    step = as_weft_runs(made, placed.stages, links, **execution(settings))
     found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
     return Chosen.of(found, links, explain([found])), placed.placement
 
@@ -174,7 +174,7 @@ def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequenc
         return even
 
     def step_s(one: Placed) -> float:
-        step = as_weft_runs(made, one.stages, links, ahead=ahead(settings))
+        step = as_weft_runs(made, one.stages, links, **execution(settings))
         return step.step_s + settings.microbatch_count * one.placement.crossing_s
 
     shifted = (
@@ -263,7 +263,7 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
     if answer.strip():
         chosen = Chosen.from_json(answer)
         session.decided.use_schedule(chosen)
-        step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, ahead=ahead(session.settings))
+        step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, **execution(session.settings))
         tell_plan(session, Planned.of(step))
 
 
@@ -321,4 +321,4 @@ def expected_step(
     if chosen is not None:
         links = chosen.links
         stages = recomputed(stages) if chosen.option.recompute else stages
-    return as_weft_runs(made, stages, links, ahead=ahead(settings))
+    return as_weft_runs(made, stages, links, **execution(settings))

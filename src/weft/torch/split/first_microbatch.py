@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -83,7 +84,7 @@ def find_splits(
 @contextmanager
 def forward_only(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[], Any]]:
     """A function that runs the first microbatch's forward pass on this rank alone; inside, that leaves nothing
     behind."""
     padding = Padding()
@@ -124,7 +125,7 @@ class Forward:
 def _alone(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, padding: Padding,
     delayed: bool,
-) -> Iterator[tuple[Callable[[], None], Kept]]:  # fmt: skip
+) -> Iterator[tuple[Callable[[], Any], Kept]]:  # fmt: skip
     """A function that runs the first microbatch on this rank alone, and what to bring back after it.
 
     ``delayed``: the model is run without its values, so the microbatch has no data either.
@@ -134,12 +135,13 @@ def _alone(
         args, kwargs = map_tensors((args, kwargs), on_meta_device)
     kept = Kept(homes_of(function, model.module))
 
-    def run() -> None:
+    def run() -> Any:
         given, named = map_tensors((args, kwargs), hand_to_step)
         with nullcontext() if padding.done else padding, no_training(batch.fault):
             result = function(*given, **named)
         if session.rehearsal is not None:
             session.rehearsal.result = result
+        return result
 
     session.monitor.note("trace", session.steps + 1)
     with session.rehearsing(), ExitStack() as stack:
@@ -172,15 +174,21 @@ def _trace_by_settings(
     session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
 ) -> Trace:
     counting = Clock(session.rehearsal.rates) if session.rehearsal is not None else Clock()
+    settings = session.settings
+    shards = settings.tensor_parallel_degree > 1 or settings.sharded_data_parallel_degree > 1
+    chunked_loss = "off" if shards else settings.chunked_loss  # a head that is sharded computes whole logits
+    traced = functools.partial(
+        trace, root, run, streams=session.streams, kept=kept, chunked_loss=chunked_loss
+    )
     if not delayed and (session.settings.deterministic or session.rehearsal is not None):
         with counting as clock:
-            return trace(root, run, session.device, session.streams, clock, kept=kept)
+            return traced(device=session.device, clock=clock)
     if not delayed:
         split = KINDS[session.settings.pipeline].measured
-        return trace(root, run, session.device, session.streams, split=split, kept=kept)
+        return traced(device=session.device, split=split)
     with AsWithValues(), counting as clock:
         try:
-            return trace(root, run, torch.device("meta"), session.streams, clock, kept=kept)
+            return traced(device=torch.device("meta"), clock=clock)
         except (NotImplementedError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError) and "meta" not in str(error):
                 raise

@@ -21,6 +21,7 @@ class Share:
     forward_s: float = 0.0
     backward_s: float = 0.0
     saved_bytes: int = 0
+    largest_bytes: int = 0
 
 
 @dataclass
@@ -55,6 +56,14 @@ class Record:
         """The part of its own code that runs after the module of that order was called."""
         return self.shares.setdefault(order, Share())
 
+    def keep(self, size: int, share: Share | None = None) -> None:
+        """Count a tensor of so many bytes that autograd keeps; ``share``: for this part of its own code, too."""
+        self.saved_bytes += size
+        self.largest_bytes = max(self.largest_bytes, size)
+        if share is not None:
+            share.saved_bytes += size
+            share.largest_bytes = max(share.largest_bytes, size)
+
     def spread(self) -> list[tuple[float, Record]]:
         """The cost of each part of its own code, by where it runs; the sum is what the module costs.
 
@@ -70,6 +79,7 @@ class Record:
         of_forward = _proportions(ahead)
         of_backward = _proportions(back) if any(back.values()) else of_forward
         of_kept = _proportions(kept)
+        largest = max(share.largest_bytes for share in self.shares.values()) or 1
         return [
             (
                 order,
@@ -80,9 +90,10 @@ class Record:
                     input_s=self.input_s * of_backward[order],
                     weight_s=self.weight_s * of_backward[order],
                     saved_bytes=round(self.saved_bytes * of_kept[order]),
+                    largest_bytes=round(self.largest_bytes * share.largest_bytes / largest),
                 ),
             )
-            for order in self.shares
+            for order, share in self.shares.items()
         ]
 
 

@@ -31,6 +31,7 @@ from weft.errors import UsageError
 from weft.torch.backward.weight_gradients import Task
 from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.calls.own_hooks import Hooks
+from weft.torch.execution.chunked_loss import may_be_chunked
 from weft.torch.execution.gradients import refuse_gradient
 from weft.torch.execution.thread_settings import rehearse
 from weft.torch.pytorch.private import numbers_nodes, storage_key, version
@@ -146,14 +147,17 @@ def trace(
     clock: Clock | None = None,
     split: bool = False,
     kept: Kept | None = None,
+    chunked_loss: str = "off",
 ) -> Trace:
     """The measured records of ``root`` in ``run``, the user's step on one microbatch, which runs a few times.
 
     ``clock``: counts instead of measuring, and must be active; one measured pass is enough then. ``split``: the two
     halves of the backward pass are measured, too. ``kept``: what is brought back after each pass.
+    ``chunked_loss``: the setting; logits of that size take no memory in a step, unless the step returns them.
     """
     started = time.perf_counter()
     tracer = Tracer(root, device, clock, kept)
+    tracer.is_chunked = may_be_chunked(root, chunked_loss)
     compiled = any(map(compiles, root.modules()))  # asked before calls are intercepted in the same place
     passes: list[Pass] = []
     for number in range(PASSES):
@@ -251,7 +255,8 @@ def _watch_buffers(
     known = noted(root)
     before = streams.capture(NUMPY)
     with tracer.writes, GlueWatch(tracer), see_saved_tensors(tracer.save):
-        run()
+        result = run()
+    tracer.note_result(result)
     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}
     replaced = {n for n, b in root.named_buffers() if n in known and known[n][0] is not b}
     return written, replaced, not same_states(before[2], streams.capture(NUMPY)[2])

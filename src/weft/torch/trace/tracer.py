@@ -38,6 +38,7 @@ from weft.torch.trace.record import (
     Received,
     Record,
     Running,
+    Share,
     contains,
     has_other_parameters,
 )
@@ -86,6 +87,10 @@ class Tracer:
         self.users: dict[str, set[str | None]] = {}
         self.writes = ParameterWrites(root)
         self.memory = SavedMemory(root.parameters())
+        self.is_chunked: Callable[[Tensor], bool] = lambda tensor: False
+        """True for what a step computes in chunks, if nothing but a loss uses it."""
+        self.chunked: list[tuple[Record, Share, int]] = []
+        """What autograd keeps of it here: who made it, and how many bytes."""
         self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.saved: list[int] = []
         """The storages that autograd keeps for the backward pass."""
@@ -324,14 +329,20 @@ class Tracer:
             if pointer not in self.seen_storages:
                 self.seen_storages.add(pointer)
                 size = tensor.numel() * tensor.element_size()
-                self.stack[-1].saved_bytes += size
-                self.stack[-1].largest_bytes = max(self.stack[-1].largest_bytes, size)
+                self.stack[-1].keep(size)
         else:
-            size = self.memory.add(tensor)
-            self.stack[-1].saved_bytes += size
-            self.stack[-1].largest_bytes = max(self.stack[-1].largest_bytes, size)
-            self.stack[-1].share(self.latest).saved_bytes += size
+            record, share = self.stack[-1], self.stack[-1].share(self.latest)
+            if self.is_chunked(tensor):
+                self.chunked.append((record, share, self.memory.add(tensor)))
+            else:
+                record.keep(self.memory.add(tensor), share)
         return tensor.detach() if tensor.grad_fn is not None else tensor
+
+    def note_result(self, result: Any) -> None:
+        """Count what the step would compute in chunks, if the step returns any of it."""
+        if self.chunked and any(map(self.is_chunked, tensors_in(result))):
+            for record, share, size in self.chunked:
+                record.keep(size, share)
 
     def written_parameters(self) -> dict[str, bool]:
         """The parameters that a forward pass wrote, by name, and whether autograd has kept each."""

@@ -15,7 +15,7 @@ from weft.plan.chosen import Chosen, layout, schedule_for
 from weft.schedule.legal import check
 from weft.simulate import FREE
 from weft.torch.split import automatic
-from weft.torch.split.automatic import choose_automatically, place_units
+from weft.torch.split.automatic import choose_automatically, expected_step, place_units
 from weft.torch.split.link_speed import MeasuredLink
 from weft.torch.split.open_modules import Choice
 from weft.torch.split.unit_tree import Tree
@@ -67,6 +67,26 @@ def test_where_nothing_fits_the_memory_the_best_runs_and_why_is_told(
     (told,) = caplog.messages
     assert re.match(r"no schedule fits the memory \(rank 0 needs \S+ KiB, it has 100 B\): ", told), told
     assert f"): {chosen.option} runs, which may take more" in told
+
+
+def test_what_is_offloaded_needs_no_room_on_the_device():
+    tree = split_tree(16)
+    for record in tree.records.values():
+        record.saved_bytes *= 100  # activations count more than parameters do
+    settings = dataclasses.replace(FEW, pipeline="gpipe")
+
+    def needed(settings: Settings) -> int:
+        choice = choose_automatically(tree, settings, MeasuredLink(), None)[1]
+        return max(expected_step(settings, choice, None).peak_bytes)
+
+    plain = needed(settings)
+    for name in ("offload_activations", "offload_optimizer"):
+        assert needed(dataclasses.replace(settings, **{name: True})) < plain
+    limit = needed(dataclasses.replace(settings, offload_activations=True)) * 1.05
+    offloads = dataclasses.replace(FEW, offload_activations=True)
+    best, slower = (choose_automatically(tree, s, MeasuredLink(), limit)[0] for s in (offloads, FEW))
+    assert best.step_s < slower.step_s
+    assert str(best.option) == str(choose_automatically(tree, FEW, MeasuredLink(), None)[0].option)
 
 
 def test_units_that_no_schedule_can_place_are_told(monkeypatch: pytest.MonkeyPatch):

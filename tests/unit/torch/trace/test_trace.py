@@ -118,6 +118,36 @@ def test_parts_of_a_modules_own_code_stand_behind_the_module_called_before_them(
     assert [part.backward_s for part in parts.values()] == pytest.approx([2.0, 4.0, 10.0])
     kept = [part.saved_bytes for part in parts.values()]
     assert kept[:2] == [0, 0] and kept[2] == found.records[""].saved_bytes > 0
+    assert [part.largest_bytes > 0 for part in parts.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_logits_that_a_step_computes_in_chunks_take_no_memory_unless_it_returns_them(returned: bool):
+    words, rows = 50, 6
+
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, words)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(x).tanh())
+
+    net, x, labels = Language(), torch.randn(rows, WIDTH), torch.arange(rows)
+
+    def step() -> Any:
+        logits = net(x)
+        loss = nn.functional.cross_entropy(logits, labels)
+        rehearsal().backward(loss)
+        return logits if returned else loss
+
+    whole, chunked = (trace(net, step, CPU, Streams(CPU), chunked_loss=how) for how in ("off", "on"))
+    logits = 4 * rows * words
+    assert whole.around.saved_bytes - chunked.around.saved_bytes == (0 if returned else logits)
+    assert whole.around.largest_bytes == logits
+    assert chunked.around.largest_bytes == (logits if returned else 8 * rows)
+    for name in ("", "body", "head"):
+        assert whole.records[name].saved_bytes == chunked.records[name].saved_bytes
 
 
 def test_what_autograd_does_before_an_operation_counts_for_it():
