@@ -99,7 +99,7 @@ def _least_bytes(chunked_loss: str) -> int | None:
 
 
 def heads_of(model: nn.Module, chunked_loss: str) -> Iterator[nn.Linear]:
-    """The linear layers whose results may be deferred, by the setting; with "on" that is tried with wide layers, too."""
+    """The linear layers whose results may be deferred, by the setting; with "on" wide layers are tried, too."""
     times = 1 if chunked_loss == "on" else HEAD
     for module in model.modules() if _least_bytes(chunked_loss) is not None else ():
         if type(module) is nn.Linear and module.out_features > times * module.in_features:
