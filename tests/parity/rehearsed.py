@@ -66,8 +66,43 @@ def recurrent() -> tuple[nn.Module, Tensor]:
     return Last(), torch.randn(16, 24, 32)
 
 
+def tied() -> tuple[nn.Module, Tensor]:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 512, bias=False), nn.Linear(512, WIDTH, bias=False)
+            self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+            self.back = nn.Linear(512, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.blocks(self.back(F.gelu(self.first(x))))
+            return F.linear(F.linear(x, self.first.weight), self.last.weight)
+
+    return Tied(), torch.randn(8, 128, WIDTH)
+
+
+def mixture() -> tuple[nn.Module, Tensor]:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(WIDTH, 4)
+            self.up = nn.Parameter(torch.randn(4, WIDTH, 256) / 8)
+            self.down = nn.Parameter(torch.randn(4, 256, WIDTH) / 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = x.reshape(-1, WIDTH)
+            scores, chosen = self.router(flat).softmax(-1).max(-1)
+            order = chosen.argsort()
+            ends = torch.bincount(chosen, minlength=4).cumsum(0).to(torch.int32)
+            rows = F.gelu(F.grouped_mm(flat[order], self.up, offs=ends))
+            mixed = torch.zeros_like(flat).index_add(0, order, F.grouped_mm(rows, self.down, offs=ends))
+            return x + (mixed * scores[:, None]).reshape(x.shape)
+
+    return nn.Sequential(*(nn.Sequential(Block(), Experts()) for _ in range(3))), torch.randn(8, 128, WIDTH)
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    each.__name__: each for each in (perceptron, convolutions, blocks, recurrent)
+    each.__name__: each for each in (perceptron, convolutions, blocks, recurrent, tied, mixture)
 }
 
 

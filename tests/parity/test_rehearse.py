@@ -17,7 +17,8 @@ from tests.long import one_day_in, one_in
 
 SCRIPT = Path(__file__).with_name("rehearsed.py")
 PATHS = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]), "OMP_NUM_THREADS": "1"}
-CASES = ["perceptron", "blocks", "recurrent", "blocks autocast", "blocks checkpointed", "blocks frozen"]
+CASES = ["perceptron", "blocks", "recurrent", "blocks autocast", "blocks checkpointed", "blocks frozen", "tied",
+         "mixture"]  # fmt: skip
 
 
 def rehearse(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -135,12 +135,25 @@ class Execution(TypedDict):
     ahead: int | None
     copies: int
     offloads: bool
+    held: int
 
 
-def execution(settings: Settings) -> Execution:
-    """How ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter."""
-    copies = COPIES - 2 * settings.offload_optimizer
-    return Execution(ahead=ahead(settings), copies=copies, offloads=bool(settings.offload_activations))
+def execution(settings: Settings, revisits: bool) -> Execution:
+    """How ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter.
+
+    ``revisits``: microbatches come back to ranks that they have left. What lists hold is no limit then.
+    """
+    held = settings.microbatch_count
+    if KINDS[settings.pipeline].limited:
+        held = min(held, settings.active_microbatches)
+    if settings.deterministic:  # each waits for the one before
+        held = 1
+    return Execution(
+        ahead=ahead(settings),
+        copies=COPIES - 2 * settings.offload_optimizer,
+        offloads=bool(settings.offload_activations),
+        held=held if revisits else 0,
+    )
 
 
 def order_for(

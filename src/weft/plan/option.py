@@ -107,12 +107,14 @@ class Placed:
         placement: Whatever the caller wants to have back.
         rank_of_stage: The rank of each stage, where it is not what was asked for: units that must lie together
             bring every microbatch back to a rank. Only "list" takes such stages.
+        revisits: Whether microbatches come back to a stage that they have left.
     """
 
     stages: tuple[StageCost, ...]
     edges: tuple[Edge, ...] = ()
     placement: Any = None
     rank_of_stage: tuple[int, ...] = ()
+    revisits: bool = False
 
 
 def options(ranks: int, microbatches: int) -> list[Option]:

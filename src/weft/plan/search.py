@@ -132,6 +132,7 @@ def search(
     within: Within | None = None,
     ahead: int | None = 0,
     offloads: bool = False,
+    held: int = 0,
     progress: Progress | None = None,
 ) -> list[Found]:
     """Every option, the best first (see `merit`), those that fell out last.
@@ -150,6 +151,7 @@ def search(
         ahead: How many more microbatches than its list a rank may hold, started while it would wait; None: never
             more than at that point of the list.
         offloads: Whether activations of microbatches that wait are outside of the device.
+        held: How many microbatches ranks hold where these come back to them.
         progress: Is told before each option how many have been tried, of how many, and the best step so far.
 
     What is left out since it would take too long (see `weft.plan.search`), or since somebody has pressed Ctrl-C after a
@@ -162,7 +164,7 @@ def search(
     if memory_bytes is not None and len(memory_bytes) != ranks:
         raise ScheduleError(f"memory_bytes has {len(memory_bytes)} numbers, but there are {ranks} ranks")
     placed: dict[tuple[int, ...], Placed | str] = {}
-    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead, offloads)
+    evaluate = _Evaluation(ranks, microbatches, links, memory_bytes, copies, ahead, offloads, held)
     every = list(options(ranks, microbatches) if tried is None else tried)
     chosen = affordable(every, ranks, microbatches, memory_bytes is not None)
 
@@ -230,6 +232,7 @@ class _Evaluation:
     copies: int
     ahead: int | None
     offloads: bool
+    held: int
 
     def choice(self, option: Option, layout: tuple[int, ...], placed: Placed | str) -> Found:
         """The outcome of an option whose units are placed so."""
@@ -255,7 +258,10 @@ class _Evaluation:
         splits = any(action.kind == "W" for actions in made.ranks for action in actions)
         if splits and any(one.backward_s and not one.input_s + one.weight_s for one in placed.stages):
             return Found(option, placed, fault="what I and W take by themselves is not known")
-        step = as_weft_runs(made, stages, self.links, placed.edges, self.copies, self.ahead, self.offloads)
+        held = self.held if placed.revisits else 0
+        step = as_weft_runs(
+            made, stages, self.links, placed.edges, self.copies, self.ahead, self.offloads, held
+        )
         return Found(
             option,
             placed,

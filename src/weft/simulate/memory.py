@@ -10,6 +10,8 @@
 B(s) and I(s) take transient_bytes(s) besides while they run: what is computed anew. Whatever else an action
 needs only while it runs, and tensors on their way, are not counted.
 
+Where microbatches come back to ranks that they have left, a rank holds a given number of them, whatever its list says.
+
 Where activations of waiting microbatches are offloaded, a rank keeps no more than those of two: of the one that runs,
 and of the next one, which is fetched.
 """
@@ -55,6 +57,7 @@ def peak_bytes(
     costs: Sequence[StageCost],
     copies: int = COPIES,
     offloads: bool = False,
+    held: int = 0,
 ) -> tuple[int, ...]:
     """The peak of each rank's device, in bytes.
 
@@ -64,13 +67,19 @@ def peak_bytes(
         costs: What each stage costs.
         copies: How often the parameters count: themselves, gradients, optimizer state.
         offloads: Whether activations of microbatches that wait are elsewhere.
+        held: How many microbatches a rank holds; as many as its list has it if 0.
     """
-    parameters, most = [0] * len(actions), [0] * len(actions)
+    parameters, most, of_one = ([0] * len(actions) for _ in range(3))
+    transient = [0] * len(actions)
     for rank, cost in zip(rank_of_stage, costs, strict=True):
         parameters[rank] += cost.parameter_bytes
         kept_by_one = max(cost.activation_bytes, cost.weight_bytes)
         most[rank] = max(most[rank], 2 * kept_by_one + cost.transient_bytes)
+        of_one[rank] += kept_by_one
+        transient[rank] = max(transient[rank], cost.transient_bytes)
     kept = [kept_bytes(of_rank, costs) for of_rank in actions]
+    if held:
+        kept = [held * size + more for size, more in zip(of_one, transient, strict=True)]
     if offloads:
         kept = list(map(min, kept, most))
     return tuple(copies * own + other for own, other in zip(parameters, kept, strict=True))

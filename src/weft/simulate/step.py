@@ -96,10 +96,11 @@ def as_weft_runs(
     copies: int = COPIES,
     ahead: int | None = 0,
     offloads: bool = False,
+    held: int = 0,
 ) -> Simulation:
     """A step in which ranks do not wait while they can run what comes later in their lists.
 
-    What is given, and the errors, are those of `executed_order` and `simulate`; `offloads`: see
+    What is given, and the errors, are those of `executed_order` and `simulate`; `offloads` and `held`: see
     `weft.simulate.memory`.
     """
     _check(len(made.ranks), made.rank_of_stage, stages, edges, {})
@@ -114,7 +115,7 @@ def as_weft_runs(
         engine = InOrder(programs, ready.wiring, links)
         del ready  # as large as the other engine
         engine.run()
-    peaks = peak_bytes(order, made.rank_of_stage, stages, copies, offloads)
+    peaks = peak_bytes(order, made.rank_of_stage, stages, copies, offloads, held)
     return _simulation(engine, order, peaks, len(stages))
 
 

@@ -41,3 +41,17 @@ def test_what_is_computed_anew_counts_while_a_backward_runs():
     assert peak_bytes(rows("0F0 0B0"), [0], [cost]) == (100,)
     assert peak_bytes(rows("0F0 0F1 0B0 0B1"), [0], [cost]) == (110,)
     assert peak_bytes(rows("0F0 0F1 0I0 0I1 0W0 0W1"), [0], [cost]) == (140,), "W(0) waits while I(1) runs"
+
+
+@pytest.mark.parametrize(("offloads", "held", "peaks"), [
+    (False, 0, (4 * 2 + 30, 4 * 3 + 20 + 7)),  # three microbatches on the first rank; one and what is computed anew
+    (False, 2, (4 * 2 + 20, 4 * 3 + 40 + 7)),  # they come back
+    (True, 0, (4 * 2 + 20, 4 * 3 + 20 + 7)),  # the one that runs, and the next; the last rank waits for none
+])  # fmt: skip
+def test_what_waits_elsewhere_and_what_comes_back(offloads: bool, held: int, peaks: tuple[int, int]):
+    actions = rows("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")
+    costs = [
+        StageCost(1.0, 1.0, activation_bytes=10, parameter_bytes=2),
+        StageCost(1.0, 1.0, activation_bytes=20, parameter_bytes=3, transient_bytes=7),
+    ]
+    assert peak_bytes(actions, (0, 1), costs, offloads=offloads, held=held) == peaks

@@ -88,7 +88,7 @@ def find_better(
         chosen.links,
         memory_bytes=limits,
         tried=tried,
-        **execution(settings),
+        **execution(settings, revisits=False),
     )
     present = next(one for one in found if one.option == chosen.option)
     if found[0].fault or found[0].step_s > BETTER * present.step_s:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from weft.torch.offload.states import BUCKET_BYTES
-from weft.torch.session.session import Session
 from weft.units import format_bytes, format_seconds
 
 UNKNOWN_MOMENTS = 2
@@ -47,7 +46,9 @@ class Part:
         states: What the optimizer keeps.
         activations: At the peak, of all microbatches that it holds.
         reserved: The driver's and the libraries' own.
+        fresh: A new gradient of the largest weight, before it is added to that of earlier microbatches.
         copies: Of the gradients, which replicas average when no activation is left.
+        update: What the optimizer's step makes and drops.
         host: Offloaded states and activations, in host memory.
     """
 
@@ -58,15 +59,20 @@ class Part:
     states: float
     activations: float
     reserved: float
+    fresh: float = 0.0
     copies: float = 0.0
+    update: float = 0.0
     host: float = 0.0
+
+    @property
+    def scratch(self) -> float:
+        """Memory besides, at the peak: in a backward pass, when gradients are averaged, or in the update."""
+        return max(self.activations + self.fresh, self.copies, self.update) - self.activations
 
     @property
     def total(self) -> float:
         """All of it."""
-        return (
-            self.weights + self.gradients + self.states + max(self.activations, self.copies) + self.reserved
-        )
+        return self.weights + self.gradients + self.states + self.activations + self.scratch + self.reserved
 
 
 @dataclass(frozen=True)
@@ -117,29 +123,34 @@ class Answer:
         """True if no rank takes more than its device has."""
         return self.fullest.total <= self.memory_bytes
 
-    def with_states(self, session: Session, measured: Mapping[int, int]) -> Answer:
-        """The same with what the script's optimizers keep, by parameter; two numbers a weight if none has stepped."""
+    def with_states(self, measured: Mapping[int, int], at_once: bool = True) -> Answer:
+        """The same with what the script's optimizers keep, by parameter; two numbers a weight if none has stepped.
+
+        ``at_once``: they update all weights in a few operations (``foreach``), which takes another copy of them.
+        """
         states = [0.0] * len(self.parts)
         for weight in self.weights:
             kept = UNKNOWN_MOMENTS * weight.nbytes if weight.trained else 0.0
             if measured:
                 kept = measured.get(weight.key, 0) * weight.share
             states[weight.partition] += kept / self.state_replicas
-        parts = tuple(self._with(part, kept) for part, kept in zip(self.parts, states, strict=True))
+        parts = tuple(self._with(part, kept, at_once) for part, kept in zip(self.parts, states, strict=True))
         return replace(self, parts=parts)
 
-    def _with(self, part: Part, states: float) -> Part:
+    def _with(self, part: Part, states: float, at_once: bool) -> Part:
         """A part with so many bytes of optimizer states; of offloaded ones three buckets are on the device."""
+        update = part.gradients / self.state_replicas if at_once else 2 * part.fresh
         if not self.offloads_states or not part.gradients:
-            return replace(part, states=states)
+            return replace(part, states=states, update=update)
         there = min(states, 3 * BUCKET_BYTES * states / part.gradients)
-        return replace(part, states=there, host=part.host + states - there)
+        update = min(update, BUCKET_BYTES)
+        return replace(part, states=there, update=update, host=part.host + states - there)
 
     def text(self, took_s: float) -> str:
         """For people."""
         full = self.fullest
         offloads = any(part.host for part in self.parts)
-        columns = ["weights", "gradients", "states", "activations", "reserved", "total"]
+        columns = ["weights", "gradients", "states", "activations", "scratch", "reserved", "total"]
         columns += ["host"] if offloads else []
         rows: list[tuple[str, ...]] = [("partition", "units", *columns)]
         for part in self.parts:
@@ -197,5 +208,7 @@ class Answer:
     def to_json(self) -> str:
         """For programs."""
         record = {name: value for name, value in asdict(self).items() if name != "weights"}
-        record["parts"] = [{**asdict(part), "total": part.total} for part in self.parts]
+        record["parts"] = [
+            {**asdict(part), "scratch": part.scratch, "total": part.total} for part in self.parts
+        ]
         return json.dumps({"weft": "rehearsal", "version": 1, "fits": self.fits, **record}, indent=1)

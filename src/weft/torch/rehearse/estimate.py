@@ -38,7 +38,8 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
     weights = [each for model, plan in plans for each in _weights(model.module, plan, settings)]
     stages, crossing = _stages(session, machines, plans)
     units = (each.unit.activation_bytes for _, plan in plans for each in _placed(plan))
-    step, away = _step(session, machines, stages, max(units, default=0))
+    revisits = any(plan.revisits for _, plan in plans)
+    step, away = _step(session, machines, stages, max(units, default=0), revisits)
     parts = [
         Part(
             at,
@@ -48,6 +49,9 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
             0.0,
             step.peak_bytes[at],
             min(RESERVED, 0.1 * device.memory_bytes),
+            fresh=max(
+                (each.nbytes for each in weights if each.partition == at and each.trained), default=0.0
+            ),
             host=away[at],
         )
         for at in range(settings.partitions)
@@ -69,11 +73,11 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
         settings.offload_optimizer,
         (step.step_s + sum_s + update_s) * late, step.bubble, sum_s, update_s, crossing, trains,
         settings.microbatch_count, mesh.rdp,
-    ).with_states(session, {})  # fmt: skip
+    ).with_states({})  # fmt: skip
 
 
 def _step(
-    session: Session, machines: Machines, stages: Sequence[StageCost], largest: int
+    session: Session, machines: Machines, stages: Sequence[StageCost], largest: int, revisits: bool
 ) -> tuple[Simulation, list[float]]:
     """A step by the schedule of the settings, or the one that was chosen; and what each rank has in host memory.
 
@@ -86,7 +90,7 @@ def _step(
         made = schedule_for(settings, chosen, settings.microbatch_count)
     else:
         made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
-    links, how = Links(_between(session, machines)), execution(settings)
+    links, how = Links(_between(session, machines)), execution(settings, revisits)
     step = as_weft_runs(made, stages, links, **how)
     if not how["offloads"]:
         return step, [0.0] * len(step.peak_bytes)

@@ -75,6 +75,7 @@ class Rehearsal:
         result: What the traced step has returned, without values.
         ended: Whether the answer was printed.
         states: The bytes that an optimizer keeps for each parameter, by the parameter's id.
+        at_once: Whether the optimizers update all weights in a few operations.
     """
 
     def __init__(self, asked: Asked, machines: Machines) -> None:
@@ -84,6 +85,7 @@ class Rehearsal:
         self.link = MeasuredLink(inside.latency_s, inside.bytes_per_s)
         self.result: Any = None
         self.states: dict[int, int] = {}
+        self.at_once = True
         self.ended = False
         self._found: Answer | None = None
         self._began_s = time.monotonic()
@@ -112,6 +114,7 @@ class Rehearsal:
         """An optimizer steps: what it keeps for a weight is measured, once for each shape."""
         known: dict[Any, int] = {}
         for number, group in enumerate(optimizer.param_groups):
+            self.at_once = group.get("foreach", False) is not False and not group.get("fused")
             for weight in group["params"]:
                 key = number, weight.shape, weight.dtype
                 if weight.requires_grad and key not in known:
@@ -126,7 +129,7 @@ class Rehearsal:
                 file=sys.stderr,
             )
             raise SystemExit(2)
-        self.ended, found = True, self._found.with_states(session, self.states)
+        self.ended, found = True, self._found.with_states(self.states, self.at_once)
         print(found.text(time.monotonic() - self._began_s), flush=True)
         if self.asked.json:
             Path(self.asked.json).write_text(found.to_json() + "\n")

@@ -104,7 +104,7 @@ def _find(
         links,
         tried=options_for(settings, limits is not None),
         within=lambda option: place_units(tree, by_memory, links, option.layout(settings.partitions)),
-        **execution(settings),
+        **execution(settings, revisits=True),
     )
     found = look(memory_bytes=limits)
     fault = found[0].fault
@@ -134,7 +134,7 @@ def _from_file(
     made = schedule.make("file", settings.partitions, settings.microbatch_count, text=text)
     check(made)
     placed = place(made.rank_of_stage)
-    step = as_weft_runs(made, placed.stages, links, **execution(settings))
+    step = as_weft_runs(made, placed.stages, links, **execution(settings, placed.revisits))
     found = Found(Option("file"), placed, made, step.step_s, step.bubble, step.peak_bytes)
     return Chosen.of(found, links, explain([found])), placed.placement
 
@@ -170,21 +170,21 @@ def _place_shifted(tree: Tree, settings: Settings, links: Links, layout: Sequenc
     made = schedule_for(settings, None, settings.microbatch_count)
     most = (1.0 - settings.memory_weight) / settings.microbatch_count
     even = as_placed(choose(tree, settings, layout), layout, settings.speeds)
-    if settings.speeds or _goes_back(even) or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
+    if settings.speeds or even.revisits or (1 + len(PARTS)) * sum(map(len, made.ranks)) > EFFORT:
         return even
 
     def step_s(one: Placed) -> float:
-        step = as_weft_runs(made, one.stages, links, **execution(settings))
+        step = as_weft_runs(made, one.stages, links, **execution(settings, one.revisits))
         return step.step_s + settings.microbatch_count * one.placement.crossing_s
 
     shifted = (
         as_placed(choose(tree, settings, layout, part * most), layout, settings.speeds) for part in PARTS
     )
-    return min((even, *(one for one in shifted if not _goes_back(one))), key=step_s)
+    return min((even, *(one for one in shifted if not one.revisits)), key=step_s)
 
 
-def _goes_back(one: Placed) -> bool:
-    return any(before > after for before, after in pairwise(one.placement.stages))
+def _goes_back(choice: Choice) -> bool:
+    return any(before > after for before, after in pairwise(choice.stages))
 
 
 def as_placed(choice: Choice, layout: Sequence[int], speeds: Sequence[float] = ()) -> Placed:
@@ -192,7 +192,7 @@ def as_placed(choice: Choice, layout: Sequence[int], speeds: Sequence[float] = (
     stages = stage_costs(choice, len(layout))
     if speeds:
         stages = tuple(slowed(stage, speeds[rank]) for stage, rank in zip(stages, layout, strict=True))
-    return Placed(stages, placement=choice)
+    return Placed(stages, placement=choice, revisits=_goes_back(choice))
 
 
 def slowed(stage: StageCost, speed: float) -> StageCost:
@@ -263,7 +263,9 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
     if answer.strip():
         chosen = Chosen.from_json(answer)
         session.decided.use_schedule(chosen)
-        step = as_weft_runs(chosen.schedule, chosen.stages, chosen.links, **execution(session.settings))
+        step = as_weft_runs(
+            chosen.schedule, chosen.stages, chosen.links, **execution(session.settings, False)
+        )
         tell_plan(session, Planned.of(step))
 
 
@@ -315,10 +317,11 @@ def expected_step(
         made = schedule_for(settings, chosen, settings.microbatch_count)
     else:  # one stage a partition, whatever order they are visited in
         made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
-    stages: Sequence[StageCost] = as_placed(choice, made.rank_of_stage, settings.speeds).stages
+    placed = as_placed(choice, made.rank_of_stage, settings.speeds)
+    stages: Sequence[StageCost] = placed.stages
     if KINDS[settings.pipeline].splits:  # nobody measures the halves where the schedule is given
         stages = [_halved(one) for one in stages]
     if chosen is not None:
         links = chosen.links
         stages = recomputed(stages) if chosen.option.recompute else stages
-    return as_weft_runs(made, stages, links, **execution(settings))
+    return as_weft_runs(made, stages, links, **execution(settings, placed.revisits))

@@ -1,7 +1,8 @@
 """A step that runs without values: the model on the meta device, and operations as a device with values runs them.
 
-On the meta device PyTorch takes the general path of attention, whose scores have memory, and leaves autocast out. So
-attention is taken for the fused one that devices have, and operations get the types that autocast gives them.
+On the meta device PyTorch takes the general path of attention, whose scores have memory, leaves autocast out, and
+refuses grouped products in single precision. So attention is taken for the fused one that devices have, operations get
+the types that autocast gives them, and a grouped product is as large as one matrix product of all rows.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ SINGLE = frozenset(
 """Functions that autocast of a GPU computes in single precision."""
 
 
+GROUPED = frozenset(
+    function for function in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if function
+)
+"""Products of rows with the matrix of their expert: the field's grouped GEMM."""
+
+COUNTS = frozenset({torch.bincount, Tensor.bincount})
+"""With ``minlength`` their result is taken to be that long: as when experts count their rows."""
+
+
 class AsWithValues(TorchFunctionMode):
     """Inside, functions of tensors without values take the paths that they take with values."""
 
@@ -54,6 +64,12 @@ class AsWithValues(TorchFunctionMode):
             result = _attention(*args, **kwargs)
             if result is not None:
                 return result
+        if func in GROUPED and args[0].is_meta and (args[0].dim(), args[1].dim()) == (2, 3):
+            return args[0] @ args[1][0]
+        if func in COUNTS and args[0].is_meta:
+            least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+            if least:
+                return torch.empty(least, dtype=torch.int64, device="meta")
         return func(*args, **kwargs)
 
 
