@@ -25,7 +25,6 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.pytorch.torch_functions import LIKE
-from weft.torch.tensor_parallel.find import keep_state
 from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
 from weft.torch.tensor_parallel.rules import Unsplittable, shard_of, shards_in
 from weft.torch.tensor_parallel.search_trial import Collectives, Stop
@@ -47,12 +46,12 @@ def find(
 ) -> Sequences:
     """The modules of ``model`` that can compute on sharded sequences over ``size`` ranks.
 
-    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
-    random numbers.
+    One process does this by itself; no other one takes part.
 
     Args:
         model: The model, whole, on the CPU or a GPU, or without memory.
-        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        run: Runs the model once on one microbatch, with or without the loss, and leaves nothing behind. It is run
+            several times.
         size: How many ranks share a sequence.
         apart: Modules that must get whole sequences, and why.
 
@@ -63,7 +62,7 @@ def find(
     take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
-    with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
+    with imagined_mesh(size, kind, new_name()) as mesh:
         trial, watcher = Trial(model, apart), Watcher(ShardGroup(mesh, None, 0, size))
         while _once(trial, run, watcher):
             pass  # each run keeps more modules whole, or tries another dimension

@@ -32,6 +32,7 @@ from weft.torch.tensors.description import Describer
 from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.pytree import captured_in, modules_in, tensors_in
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
     Made,
@@ -42,7 +43,6 @@ from weft.torch.trace.record import (
     has_other_parameters,
 )
 from weft.torch.trace.saved_memory import SavedMemory
-from weft.torch.trace.side_effects import Kept, ParameterWrites
 from weft.torch.trace.times import Clock
 
 BY_FUNCTION = (
@@ -59,12 +59,12 @@ class Tracer:
     """Measures ``root`` while the step runs. Backward passes report to the tracer that ``rehearsal()`` gives."""
 
     def __init__(
-        self, root: nn.Module, device: torch.device, clock: Clock | None = None, kept: Kept | None = None
+        self, root: nn.Module, device: torch.device, snapshot: Snapshot, clock: Clock | None = None
     ) -> None:
         self.root = root
         self.device = device
+        self.snapshot = snapshot
         self.clock = clock
-        self.kept = kept or Kept()
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
@@ -84,7 +84,6 @@ class Tracer:
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
         self.buffers: dict[int, str] = {id(buffer): name for name, buffer in root.named_buffers()}
         self.users: dict[str, set[str | None]] = {}
-        self.writes = ParameterWrites(root)
         self.memory = SavedMemory(root.parameters())
         self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.saved: list[int] = []
@@ -251,7 +250,9 @@ class Tracer:
         changed = [contents.things[number] for number, _ in changes]
         for argument in contents.arguments if changed else ():
             things = Contents([argument]).things
-            if any(map(self.kept.knows, things)) and any(one is other for one in things for other in changed):
+            if any(map(self.snapshot.kept.knows, things)) and any(
+                one is other for one in things for other in changed
+            ):
                 self.leaking.add(record.name)
         for tensor in tensors_in(changes):
             made = tensor._weft_made  # type: ignore[attr-defined]
@@ -335,7 +336,7 @@ class Tracer:
 
     def written_parameters(self) -> dict[str, bool]:
         """The parameters that a forward pass wrote, by name, and whether autograd has kept each."""
-        storages = self.writes.written()
+        storages = self.snapshot.writes.written()
         if not storages:
             return {}
         keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}

@@ -170,21 +170,19 @@ class Proof:
     ) -> str:  # fmt: skip
         """Run the reference, on the first rank. Why there is no reference; empty if there is one."""
         session = self.session
-        session.monitor.note("verify", session.steps + 1)
         states = session.streams.capture()
         seed = session.streams.draw()
         session.streams.restore(states)
-        with session.rehearsing():
-            try:
-                if lender is None:
-                    self._reference = run_alone(session, self.models, function, batch, seed, values)
-                else:
-                    self._reference = run_by_unit(session, self.models, function, batch, seed, values, lender)
-            except Exception as error:
-                return f"run by one process, it raises {type(error).__name__}: {error}"
-            finally:
-                if lender is not None:
-                    lender.close()
+        try:
+            if lender is None:
+                self._reference = run_alone(session, self.models, function, batch, seed, values)
+            else:
+                self._reference = run_by_unit(session, self.models, function, batch, seed, values, lender)
+        except Exception as error:
+            return f"run by one process, it raises {type(error).__name__}: {error}"
+        finally:
+            if lender is not None:
+                lender.close()
         return self._chance()
 
     def _chance(self) -> str:

@@ -1,8 +1,7 @@
 """The reference run of a step on the rank that decides: all microbatches in one process, without side effects.
 
-Parameters and buffers of other ranks are borrowed from their owners. ``without_side_effects`` and ``Kept`` bring the
-same things back as after a trace. At most one microbatch's graph lives at a time, and of tensors only fingerprints
-stay.
+Parameters and buffers of other ranks are borrowed from their owners. ``dry_run`` brings the same things back as after
+a trace. At most one microbatch's graph lives at a time, and of tensors only fingerprints stay.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.pytree import map_tensors, plain_tensors_of
-from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
+from weft.torch.tensors.pytree import plain_tensors_of
+from weft.torch.trace.dry_run import dry_run
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.lender import GOES_BACK, Lender
 from weft.torch.verify.one_process import Alone, Outside, run_units_here
@@ -170,11 +169,9 @@ def _run(
     modules = [model.module for model in models]
     if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
-    args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
-    batch = replace(batch, args=args, kwargs=kwargs)
     reference, asked = Reference(whole=whole), False
     checkpoints = checkpoints_seen()
-    with _borrowed(session, models, function, batch, values) as outside:
+    with _borrowed(session, models, function, batch, values) as (batch, outside):
         for index in range(1 if trial else batch.microbatches):
             alone = Alone(session.streams, seed, index, whole, outside, values, lender)
             given, named = batch.slice(index)
@@ -206,31 +203,25 @@ def _run(
 def _borrowed(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch,
     values: dict[int, list[Tensor]],
-) -> Iterator[Outside]:  # fmt: skip
-    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was. Gives what takes the
-    gradients of leaves that are none of the models'."""
-    modules, outside = [model.module for model in models], Outside()
+) -> Iterator[tuple[MiniBatch, Outside]]:  # fmt: skip
+    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was.
+
+    Gives a copy of the batch, and what takes the gradients of leaves that are none of the models'.
+    """
+    outside = Outside()
     with ExitStack() as stack:
         stack.enter_context(lend(models, values))
-        kept = Kept({home for module in modules for home in homes_of(function, module)})
-        for thing in (function, batch.args, batch.kwargs, *modules):
-            kept.note(thing)
+        dry = stack.enter_context(dry_run(session, models, function, (batch.args, batch.kwargs), "verify"))
         stack.callback(outside.give_back)
-        for number, module in enumerate(modules):
-            stack.enter_context(
-                without_side_effects(module, session.streams, None, kept=None if number else kept)
-            )
+        stack.enter_context(dry.snapshot().restored(None))
         for model in models:
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspend())
         for names, left in session.proofs.left or ():
             names.update(left)
-        for module in modules:
-            writes = ParameterWrites(module)
-            stack.callback(torch.no_grad()(writes.undo))
-            stack.enter_context(writes)
         stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
-        yield outside
+        args, kwargs = dry.given
+        yield replace(batch, args=args, kwargs=kwargs), outside
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

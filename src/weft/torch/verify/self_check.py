@@ -41,6 +41,7 @@ from weft.torch.pytorch import private
 from weft.torch.pytorch.private import REFUSED
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.session.random_streams import PYTHON, TORCH, Streams
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.trace import trace
 from weft.transport import private_c10d
 from weft.transport.loopback import LoopbackChannel, connect
@@ -258,7 +259,9 @@ def _trace_fault(net: _Net, x: Tensor, streams: Streams) -> str:
         rehearsing.backward([loss], [torch.ones_like(loss)])
 
     try:
-        traced = trace(net, step, torch.device("meta"), streams)  # meta: no huge pages are needed
+        traced = trace(
+            net, step, torch.device("meta"), Snapshot([net], streams)
+        )  # meta: no huge pages are needed
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if all(traced.records[name].calls for name in ("first", "second")) else "modules were not seen"
