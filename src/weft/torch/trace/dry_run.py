@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from weft.torch.backward.autograd import Forget
+from weft.torch.calls.placeholders import Placeholder
 from weft.torch.execution.gradients import Gradients, Tensors
 from weft.torch.execution.thread_settings import rehearsed
 from weft.torch.pytorch.private import no_torch_function, storage_key
@@ -176,7 +177,7 @@ class ParameterWrites(TorchFunctionMode):
         super().__init__()
         self._own: dict[int, list[nn.Parameter]] = {}
         for parameter in parameters:
-            if parameter.device.type != "meta":
+            if parameter.device.type != "meta" and not isinstance(parameter, Placeholder):
                 self._own.setdefault(storage_key(parameter), []).append(parameter)
         self._kept: dict[nn.Parameter, Tensor] = {}
 
