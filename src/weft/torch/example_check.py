@@ -25,8 +25,8 @@ from weft.torch.example_graph import Example, first_microbatch
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
 from weft.torch.split.by_hand import wishes
 from weft.torch.tensors.marks import MARK
-from weft.torch.tensors.pytree import map_tensors, tensors_in
-from weft.torch.trace.dry_run import DryRun, hand_to_step
+from weft.torch.tensors.pytree import tensors_in
+from weft.torch.trace.dry_run import DryRun
 from weft.untrusted import listed, reason
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -146,7 +146,7 @@ def check_run(example: Example, microbatches: int, line: int) -> Iterator[Findin
         [example.model], Streams(example.device), example.loss, first_microbatch(example, microbatches)
     )
     with dry.snapshot().restored():
-        found = [*_findings_of_run(example, map_tensors(dry.given, hand_to_step), dry.streams, line)]
+        found = [*_findings_of_run(example, dry.arguments(), dry.streams, line)]
     yield from found
 
 

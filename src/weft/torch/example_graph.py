@@ -38,7 +38,7 @@ from weft.torch.split.sharding import with_cuts
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.pytree import map_tensors, tensors_in
-from weft.torch.trace.dry_run import DryRun, hand_to_step
+from weft.torch.trace.dry_run import DryRun
 from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
 from weft.torch.trace.without_values import AsWithValues, on_meta
@@ -189,7 +189,7 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     clock, dry = Clock() if meta else None, DryRun([model], Streams(device), example.loss, batch)
 
     def run() -> None:
-        batch = map_tensors(dry.given, hand_to_step)
+        batch = dry.arguments()
         result = example.result(batch)
         start = example.start(result, batch)
         rehearsing = rehearsal()

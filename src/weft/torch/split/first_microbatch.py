@@ -18,8 +18,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch, Padding
-from weft.torch.tensors.pytree import map_tensors
-from weft.torch.trace.dry_run import DryRun, Snapshot, dry_run, hand_to_step
+from weft.torch.trace.dry_run import DryRun, Snapshot, dry_run
 from weft.torch.trace.record import Trace
 from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
@@ -103,17 +102,13 @@ def _alone(
     with dry_run(session, models, function, batch.slice(0), without_values=delayed) as dry:
 
         def run() -> None:
-            args, kwargs = map_tensors(dry.given, hand_to_step)
+            args, kwargs = dry.arguments()
             with nullcontext() if padding.done else padding, no_training(batch.fault):
                 result = function(*args, **kwargs)
             if session.rehearsal is not None:
                 session.rehearsal.result = result
 
-        try:
-            yield run, dry
-        except BaseException as error:
-            session.monitor.locate(error)
-            raise
+        yield run, dry
 
 
 def _without_values(session: Session, model: DistributedModel) -> bool:

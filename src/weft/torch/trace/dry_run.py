@@ -8,7 +8,7 @@ undoes that:
     buffers, attributes and mode of modules        ``Kept``
     closures, globals, containers, objects         ``Kept``
     parameters, of whatever module                 ``ParameterWrites``, once something writes into one
-    gradients, ``requires_grad``                   ``Snapshot``
+    gradients, ``requires_grad``                   ``Snapshot``, of whatever leaf a backward pass comes to
     random states of PyTorch, Python, NumPy        ``Snapshot``; those of the script's own generators: ``Kept``
     parameters that autocast has cast              ``Snapshot``: they may be of another value, or without a gradient
     what ``weft.is_tracing`` says                  ``dry_run``
@@ -17,6 +17,7 @@ undoes that:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from weft.torch.backward.autograd import Forget
+from weft.torch.backward.autograd import Forget, leaf_of
 from weft.torch.calls.placeholders import Placeholder
 from weft.torch.execution.gradients import Gradients, Tensors
 from weft.torch.execution.thread_settings import rehearsed
@@ -57,7 +58,11 @@ def dry_run(
             run.given = map_tensors(run.given, on_meta_device)
             for module in modules:
                 stack.enter_context(on_meta(module))
-        yield run
+        try:
+            yield run
+        except BaseException as error:
+            session.monitor.locate(error)
+            raise
 
 
 class DryRun:
@@ -68,7 +73,7 @@ class DryRun:
         streams: The random states of this process.
         function: What is run.
         given: Its arguments.
-        others: What it may change besides.
+        others: Other modules that it may change.
 
     Attributes:
         given: A copy of the arguments.
@@ -80,8 +85,12 @@ class DryRun:
         self.modules, self.streams, self.function, self.others = modules, streams, function, others
         self.given = map_tensors(given, copy_argument)
 
+    def arguments(self) -> Any:
+        """Views of the copied arguments, for one run."""
+        return map_tensors(self.given, hand_to_step)
+
     def snapshot(self) -> Snapshot:
-        """What the step can reach, as it is now."""
+        """The state that the step can reach, as it is now."""
         return Snapshot(self.modules, self.streams, self.function, self.given, *self.others)
 
     @contextmanager
@@ -106,7 +115,7 @@ class Snapshot:
     """The state of ``modules`` and of generators, and of what a ``function`` and other ``things`` reach.
 
     Attributes:
-        kept: What was noted but for parameters and random states.
+        kept: All but parameters and random states.
         writes: Sees what is written into parameters.
     """
 
@@ -115,13 +124,15 @@ class Snapshot:
     ) -> None:
         self.streams = streams
         self._states = streams.capture(TORCH | PYTHON | NUMPY)
-        self.kept = Kept({home for module in modules for home in homes_of(function, module)})
+        roots = [thing for thing in (*things, *modules) if isinstance(thing, nn.Module)]
+        self.kept = Kept({home for root in roots for home in homes_of(function, root)})
         with no_torch_function():
             for thing in (function, *things, *modules):
                 self.kept.note(thing)
             own = {id(parameter): parameter for module in modules for parameter in module.parameters()}
             known = {**self.kept.parameters, **own}.values()
             self._gradients = [(parameter, parameter.grad) for parameter in own.values()]
+            self._own, self._leaves = own.keys(), dict[int, tuple[weakref.ref[Tensor], Tensor | None]]()
             self._trainable = [(parameter, parameter.requires_grad) for parameter in known]
             self.writes = ParameterWrites(known)
 
@@ -153,12 +164,26 @@ class Snapshot:
             self.streams.restore(self._states)
             self.streams.numpy = numpy
 
+    def set_aside(self, node: Any) -> None:
+        """Let the leaf of a node of autograd, unless a module has it, get another gradient until all is restored."""
+        leaf = leaf_of(node)
+        known = self._leaves.get(id(leaf))
+        if leaf is not None and id(leaf) not in self._own and (known is None or known[0]() is not leaf):
+            self._leaves[id(leaf)] = weakref.ref(leaf), leaf.grad
+            leaf.grad = None if leaf.grad is None else leaf.grad.clone()
+
+    def leaves(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Those that were set aside and still exist, with the gradients that they had before."""
+        found = ((known(), grad) for known, grad in self._leaves.values())
+        return [(leaf, grad) for leaf, grad in found if leaf is not None]
+
     def _bring_back(self) -> None:
         self.writes.undo()
         for parameter, needed in self._trainable:
             parameter.requires_grad_(needed)
-        for parameter, grad in self._gradients:
-            parameter.grad = grad
+        for leaf, grad in (*self._gradients, *self.leaves()):
+            leaf.grad = grad
+        self._leaves.clear()
         self.kept.bring_back()
 
 

@@ -1,4 +1,4 @@
-"""What a script's code can reach and change, noted, and brought back after a dry run.
+"""The state that a script's code can reach and change: noted, and brought back after a dry run.
 
 Code that counts, collects or caches would do so too often:
 

@@ -124,7 +124,6 @@ def measure_halves(tracer: Tracer, run: Callable[[], Any]) -> dict[int, tuple[fl
             task()
             holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
             weights[id(tracer.records[holder])] += tracer.now() - start
-        tracer.give_back()
     return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}
 
 
@@ -158,16 +157,13 @@ def trace(
             tracer.intercept_calls(),
             rehearsed(tracer),
         ):
-            try:
-                if number == 0:
-                    attributes, hooks, written, replaced, numpy = _run_and_watch(tracer, run, compiled)
-                    kinds = kinds_of(tracer.everything)
-                else:
-                    start = tracer.now()
-                    run()
-                    tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
-            finally:
-                tracer.give_back()
+            if number == 0:
+                attributes, hooks, written, replaced, numpy = _run_and_watch(tracer, run, compiled)
+                kinds = kinds_of(tracer.everything)
+            else:
+                start = tracer.now()
+                run()
+                tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
         if number > 0:
             times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
             if split:  # right after the pass, so that a machine whose speed drifts does so for both

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
+from weft.torch.backward.autograd import graph_nodes, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.call_signature import hidden_in
@@ -107,7 +107,6 @@ class Tracer:
         self.functions: list[Running] = []
         self.operations = Operations()
         self.tasks: list[Task] | None = None
-        self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def restart(self, watching: bool) -> None:
         """Forget the times of the last pass. ``watching``: the next one notes what modules do, too."""
@@ -374,7 +373,7 @@ class Tracer:
         for node in graph_nodes(roots):
             number = number_of(node)
             if number >= LEAF_NUMBER:
-                self._set_aside(node)  # AccumulateGrad
+                self.snapshot.set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
             record, order = self.events[at][1:] if at >= 0 else (self.top, 0.0)
@@ -398,19 +397,6 @@ class Tracer:
             new = [each for each in tensors_in(result) if base_of(each) is None and id(each) not in given]
             self.recomputed_bytes += sum(each.nbytes for each in new)
         return result
-
-    def _set_aside(self, node: Any) -> None:
-        """Let a leaf that is none of the model's (an input, a parameter of the loss) begin without a gradient."""
-        leaf = leaf_of(node)
-        if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
-            self.outside[id(leaf)] = leaf, leaf.grad
-            leaf.grad = None
-
-    def give_back(self) -> None:
-        """Give leaves that are none of the model's the gradients back that they had."""
-        for leaf, grad in self.outside.values():
-            leaf.grad = grad
-        self.outside.clear()
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Drop a parameter's new gradient, and time what adding it to an earlier one would take.

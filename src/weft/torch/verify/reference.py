@@ -27,10 +27,10 @@ from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.tensors.pytree import plain_tensors_of
-from weft.torch.trace.dry_run import dry_run
+from weft.torch.trace.dry_run import Snapshot, dry_run
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.lender import GOES_BACK, Lender
-from weft.torch.verify.one_process import Alone, Outside, run_units_here
+from weft.torch.verify.one_process import Alone, run_units_here
 from weft.transport.channel import BORROWED
 
 log = logging.getLogger("weft")
@@ -171,9 +171,9 @@ def _run(
         raise UsageError("the script has hooks on gradients that have grown, which would run once more")
     reference, asked = Reference(whole=whole), False
     checkpoints = checkpoints_seen()
-    with _borrowed(session, models, function, batch, values) as (batch, outside):
+    with _borrowed(session, models, function, batch, values) as (batch, snapshot):
         for index in range(1 if trial else batch.microbatches):
-            alone = Alone(session.streams, seed, index, whole, outside, values, lender)
+            alone = Alone(session.streams, seed, index, whole, snapshot, values, lender)
             given, named = batch.slice(index)
             with current_scale(batch.weight(index)):
                 reference.returned.append(alone.run(function, given, named))
@@ -189,7 +189,7 @@ def _run(
             reference.gradients = gradients_of(models)
             reference.outside = [
                 (leaf, of_gradient(grad), of_gradient(leaf.grad))
-                for leaf, grad in outside.living()
+                for leaf, grad in snapshot.leaves()
                 if isinstance(leaf, nn.Parameter)
             ]
         if checkpoints_seen() == checkpoints:
@@ -203,17 +203,14 @@ def _run(
 def _borrowed(
     session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch,
     values: dict[int, list[Tensor]],
-) -> Iterator[tuple[MiniBatch, Outside]]:  # fmt: skip
-    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was.
-
-    Gives a copy of the batch, and what takes the gradients of leaves that are none of the models'.
-    """
-    outside = Outside()
+) -> Iterator[tuple[MiniBatch, Snapshot]]:  # fmt: skip
+    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was. Gives a copy of the
+    batch."""
     with ExitStack() as stack:
         stack.enter_context(lend(models, values))
         dry = stack.enter_context(dry_run(session, models, function, (batch.args, batch.kwargs), "verify"))
-        stack.callback(outside.give_back)
-        stack.enter_context(dry.snapshot().restored(None))
+        snapshot = dry.snapshot()
+        stack.enter_context(snapshot.restored(None))
         for model in models:
             if model.reducer is not None:
                 stack.enter_context(model.reducer.suspend())
@@ -221,7 +218,7 @@ def _borrowed(
             names.update(left)
         stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
         args, kwargs = dry.given
-        yield replace(batch, args=args, kwargs=kwargs), outside
+        yield replace(batch, args=args, kwargs=kwargs), snapshot
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -14,7 +14,7 @@ from weft.torch.example_check import check_run
 from weft.torch.example_graph import Example, traced_graph
 from weft.torch.execution.thread_settings import rehearsal, rehearsed
 from weft.torch.session.random_streams import Streams
-from weft.torch.trace.dry_run import DryRun, Forward, Snapshot, hand_to_step
+from weft.torch.trace.dry_run import DryRun, Forward, Snapshot
 
 X = torch.ones(4, 8)
 
@@ -53,7 +53,7 @@ def as_before(net: nn.Module) -> Callable[[], bool]:
 def test_each_forward_run_is_the_first() -> None:
     net, x = Remembers(), X.clone()
     same, dry = as_before(net), DryRun([net], Streams(CPU), None, (x,))
-    with dry.forward(lambda: net(*(hand_to_step(each) for each in dry.given)) + torch.rand(())) as run:
+    with dry.forward(lambda: net(*dry.arguments()) + torch.rand(())) as run:
         one, other = run(), run()
     assert one.shape == (4, 8) and torch.equal(one, other)
     assert same() and torch.equal(x, X)
