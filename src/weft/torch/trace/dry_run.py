@@ -89,9 +89,9 @@ class DryRun:
         """Views of the copied arguments, for one run."""
         return map_tensors(self.given, hand_to_step)
 
-    def snapshot(self) -> Snapshot:
-        """The state that the step can reach, as it is now."""
-        return Snapshot(self.modules, self.streams, self.function, self.given, *self.others)
+    def snapshot(self, *more: Any) -> Snapshot:
+        """The state that the step, and what else is called, can reach, as it is now."""
+        return Snapshot(self.modules, self.streams, self.function, self.given, *more, *self.others)
 
     @contextmanager
     def forward(self, run: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
@@ -139,7 +139,7 @@ class Snapshot:
     @contextmanager
     def restored(
         self, forget: Callable[[Tensor], None] | None = forget_grad, watch: bool = True
-    ) -> Iterator[None]:
+    ) -> Iterator[Snapshot]:
         """Afterwards all is as it was when this was made, which may be done several times.
 
         ``forget`` is called with each parameter that got its gradient, and drops the gradient at once. Without
@@ -154,7 +154,7 @@ class Snapshot:
                     handles.append(parameter.register_post_accumulate_grad_hook(Forget(forget)))
         try:
             with self.writes if watch else nullcontext():
-                yield
+                yield self
         finally:
             for handle in handles:
                 handle.remove()

@@ -7,7 +7,8 @@ Code that counts, collects or caches would do so too often:
     x.mul_(2)                           an argument, written in place
 
 So before the first run everything is noted that the step function can reach by its own names: closures and globals of
-its own file, arguments, modules, and in them containers and objects of classes that the script or the model defines.
+its own file, arguments, modules, and in them containers, arrays, and objects of classes that the script or the model
+defines, with the methods of modules.
 Objects of other libraries are left alone, because their threads may change them meanwhile.
 """
 
@@ -17,7 +18,7 @@ import collections
 import functools
 import random
 from collections.abc import Callable, Iterable
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -80,18 +81,55 @@ class Kept:
             "numpy.random"
         ):
             self._generator(thing)
+        elif isinstance(thing, bytearray) or type(thing).__qualname__ == "ndarray":
+            self._array(thing)
         elif isinstance(thing, FunctionType):
             return self._function(thing)
+        elif isinstance(thing, (classmethod, staticmethod)):
+            return (thing.__func__,)
         elif isinstance(thing, MethodType):
             return (thing.__self__, thing.__func__)
-        elif isinstance(thing, (nn.Module, SimpleNamespace)) or self._is_home(thing):
-            return self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        elif isinstance(thing, functools.partial):
+            return (thing.func, thing.args, thing.keywords)
+        elif isinstance(thing, type):
+            return self._class(thing) if thing.__module__ in self._homes else ()
+        elif isinstance(thing, (nn.Module, SimpleNamespace)) or type(thing).__module__ in self._homes:
+            return self._object(thing)
         return ()
 
-    def _is_home(self, thing: Any) -> bool:
-        return not isinstance(thing, (type, ModuleType)) and type(thing).__module__ in self._homes
+    def _object(self, thing: Any) -> Iterable[Any]:
+        """Note the attributes of an object of a class that is looked into."""
+        kinds = [kind for kind in type(thing).__mro__ if kind.__module__ in self._homes]
+        slots = [
+            each for kind in kinds for each in vars(kind).values() if isinstance(each, MemberDescriptorType)
+        ]
+        held = [(slot, slot.__get__(thing)) for slot in slots if hasattr(thing, slot.__name__)]
+        self._undo += [functools.partial(slot.__set__, thing, before) for slot, before in held]
+        inner = self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        return [*inner, *(before for _, before in held), *kinds]
+
+    def _class(self, kind: type) -> Iterable[Any]:
+        """Note what a class holds. Of its methods those are looked into that a step runs: others may know all the data."""
+        before = dict(vars(kind))
+
+        def undo() -> None:
+            for name, value in before.items():
+                if vars(kind).get(name, _ABSENT) is not value:
+                    setattr(kind, name, value)
+
+        self._undo.append(undo)
+        runs = issubclass(kind, nn.Module)
+        return [each for name, each in before.items() if runs or name == "__call__" or not callable(each)]
+
+    def _array(self, array: Any) -> None:
+        content = array.copy()
+        if isinstance(array, bytearray):
+            self._undo.append(lambda: array.__setitem__(slice(None), content))
+        elif array.flags.writeable:
+            self._undo.append(lambda: array.__setitem__(..., content))
 
     def _tensor(self, tensor: Tensor) -> None:
+        self._container(vars(tensor))  # marks of the tracer among them
         if isinstance(tensor, nn.Parameter):
             self.parameters[id(tensor)] = tensor
             return
@@ -198,6 +236,8 @@ def _names(code: CodeType) -> set[str]:
 
 def homes_of(function: Any, root: nn.Module) -> set[str]:
     """The Python modules of a step function, of the object that it is a method of, and of the classes of a model."""
+    while isinstance(function, functools.partial):
+        function = function.func
     inner, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
     own = {getattr(inner, "__module__", "__main__"), type(owner).__module__}
     return own | {type(module).__module__ for module in root.modules()}

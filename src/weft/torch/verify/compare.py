@@ -34,13 +34,12 @@ from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
 from weft.torch.verify.lender import Lender
 from weft.torch.verify.reference import (
+    OneProcess,
     Reference,
     borrow,
     buffers_of,
     gradients_of,
     of_gradient,
-    run_alone,
-    run_by_unit,
     units_of,
 )
 from weft.units import format_bytes
@@ -174,10 +173,8 @@ class Proof:
         seed = session.streams.draw()
         session.streams.restore(states)
         try:
-            if lender is None:
-                self._reference = run_alone(session, self.models, function, batch, seed, values)
-            else:
-                self._reference = run_by_unit(session, self.models, function, batch, seed, values, lender)
+            one = OneProcess(session, self.models, function, batch, seed, values, lender)
+            self._reference = one.reference()
         except Exception as error:
             return f"run by one process, it raises {type(error).__name__}: {error}"
         finally:

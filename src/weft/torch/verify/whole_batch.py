@@ -326,7 +326,7 @@ class _Trial(Forward):
         modules: list[nn.Module] = [model.module for model in self.models]
         with (
             dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
-            dry.snapshot().restored(None),
+            dry.snapshot(self.weight).restored(None),
             intercepted([(module, self._called(module)) for module in modules]),
             torch.enable_grad(),
             layers_evaluate(),

@@ -369,6 +369,27 @@ def test_draws_from_numpy_are_noticed():
     assert traced(Draws(1)).numpy and not traced(Chain(1)).numpy
 
 
+class Reads(nn.Module):
+    """Uses a buffer, which another module writes after that where ``writes``."""
+
+    def __init__(self, mean: torch.Tensor, writes: bool) -> None:
+        super().__init__()
+        self.linear, self.writes = nn.Linear(WIDTH, WIDTH), writes
+        self.register_buffer("mean", mean)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x - self.mean)
+        if self.writes:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x
+
+
+def test_another_trace_knows_nothing_of_the_first_one():
+    mean = torch.zeros(WIDTH)
+    net = nn.Sequential(Reads(mean, False), Reads(mean, True))
+    assert [traced(net).leaking for _ in range(2)] == [set(), set()]
+
+
 def test_the_same_trace_again():
     one, other = traced(Tied()), traced(Tied())
     assert list(one.records) == list(other.records)
