@@ -109,7 +109,7 @@ class Kept:
         return [*inner, *(before for _, before in held), *kinds]
 
     def _class(self, kind: type) -> Iterable[Any]:
-        """Note what a class holds. Of its methods those are looked into that a step runs: others may know all the data."""
+        """Note what a class holds. Of its methods those are looked into that a step runs: others may know all data."""
         before = dict(vars(kind))
 
         def undo() -> None:
