@@ -29,7 +29,7 @@ from .attention import why_whole
 from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
 from .experts.idle_experts import adopt_uncalled
-from .functions import answer, forget
+from .functions import answering
 from .search_trial import Stop, Trial, Watcher
 from .shard_group import ShardGroup, new_name
 from .sharded_activations import SCORES, TOKENS, watch
@@ -257,9 +257,9 @@ def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool
     """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
     trial.begin()
     watcher = Watcher(shard_group, trial)
-    answer(watcher)
+    attached = trial.attached(watcher)
     try:
-        with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
+        with answering(watcher), attached, _noted(trial.called), watcher.collectives, torch.enable_grad():
             watcher.finish(run())
     except Stop:
         pass
@@ -268,8 +268,6 @@ def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool
             run()  # raises what the model raises by itself
         if not trial.blame(error):
             raise
-    finally:
-        forget(watcher)
     return trial.changed
 
 

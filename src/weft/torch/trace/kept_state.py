@@ -100,10 +100,10 @@ class Kept:
     def _object(self, thing: Any) -> Iterable[Any]:
         """Note the attributes of an object of a class that is looked into."""
         kinds = [kind for kind in type(thing).__mro__ if kind.__module__ in self._homes]
-        slots = [
-            each for kind in kinds for each in vars(kind).values() if isinstance(each, MemberDescriptorType)
-        ]
-        held = [(slot, slot.__get__(thing)) for slot in slots if hasattr(thing, slot.__name__)]
+        held = [
+            (slot, slot.__get__(thing)) for kind in kinds for name, slot in vars(kind).items()
+            if isinstance(slot, MemberDescriptorType) and hasattr(thing, name)
+        ]  # fmt: skip
         self._undo += [functools.partial(slot.__set__, thing, before) for slot, before in held]
         inner = self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
         return [*inner, *(before for _, before in held), *kinds]
@@ -122,11 +122,9 @@ class Kept:
         return [each for name, each in before.items() if runs or name == "__call__" or not callable(each)]
 
     def _array(self, array: Any) -> None:
-        content = array.copy()
-        if isinstance(array, bytearray):
-            self._undo.append(lambda: array.__setitem__(slice(None), content))
-        elif array.flags.writeable:
-            self._undo.append(lambda: array.__setitem__(..., content))
+        everything = slice(None) if isinstance(array, bytearray) else ...
+        if everything is not ... or (array.flags.writeable and array.nbytes <= LARGE**2):  # more is data
+            self._undo.append(functools.partial(array.__setitem__, everything, array.copy()))
 
     def _tensor(self, tensor: Tensor) -> None:
         self._container(vars(tensor))  # marks of the tracer among them

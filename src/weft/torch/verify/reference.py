@@ -26,7 +26,7 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.pytree import plain_tensors_of
+from weft.torch.tensors.pytree import CONSTANTS, plain_tensors_of
 from weft.torch.trace.dry_run import Snapshot, dry_run
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.lender import GOES_BACK, Lender
@@ -212,10 +212,7 @@ class OneProcess:
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next run begins so."""
     return [
-        (
-            vars(module),
-            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
-        )
+        (vars(module), {name: value for name, value in vars(module).items() if isinstance(value, CONSTANTS)})
         for model in models
         for unit in model.plan.units
         if unit.partition > 0

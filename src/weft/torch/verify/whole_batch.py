@@ -23,7 +23,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -308,35 +307,27 @@ class _Trial(Forward):
         Raises:
             Incomparable: The step draws random numbers, has no backward pass, or cannot be run in this way.
         """
+        modules: list[nn.Module] = [model.module for model in self.models]
+        (least, most), numbers = stretch, torch.Generator().manual_seed(SEED)
+        self._factors = least + (most - least) * torch.rand(batch.size or 0, generator=numbers)
         try:
-            with self._inside(batch) as arguments:
-                least, most = stretch
-                self._factors = least + (most - least) * torch.rand(
-                    batch.size or 0, generator=torch.Generator().manual_seed(SEED)
-                )
-                return self._collect(arguments, ranges)
+            with (
+                dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
+                dry.snapshot(self.weight).restored(None),
+                intercepted([(module, self._called(module)) for module in modules]),
+                torch.enable_grad(),
+                layers_evaluate(),
+                rehearsed(self),
+            ):
+                for module in modules:
+                    for part in module.modules():
+                        part.training &= part is module  # the module itself: losses may ask it
+                args, kwargs = dry.given
+                return self._collect(replace(batch, args=args, kwargs=kwargs), ranges)
         except Incomparable:
             raise
         except Exception as error:
             raise Incomparable(f"{type(error).__name__}: {error}") from error
-
-    @contextmanager
-    def _inside(self, batch: MiniBatch) -> Iterator[MiniBatch]:
-        """Inside, nothing that runs leaves anything behind; a copy of the batch."""
-        modules: list[nn.Module] = [model.module for model in self.models]
-        with (
-            dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
-            dry.snapshot(self.weight).restored(None),
-            intercepted([(module, self._called(module)) for module in modules]),
-            torch.enable_grad(),
-            layers_evaluate(),
-            rehearsed(self),
-        ):
-            for module in modules:
-                for part in module.modules():
-                    part.training &= part is module  # the module itself: losses may ask it
-            args, kwargs = dry.given
-            yield replace(batch, args=args, kwargs=kwargs)
 
     def _collect(self, batch: MiniBatch, ranges: Sequence[list[tuple[int, int]]]) -> Outcome:
         """The outcome of the step for these pieces of a batch, one after the other."""
