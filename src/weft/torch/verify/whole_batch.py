@@ -308,8 +308,8 @@ class _Trial(Forward):
             Incomparable: The step draws random numbers, has no backward pass, or cannot be run in this way.
         """
         modules: list[nn.Module] = [model.module for model in self.models]
-        (least, most), numbers = stretch, torch.Generator().manual_seed(SEED)
-        self._factors = least + (most - least) * torch.rand(batch.size or 0, generator=numbers)
+        (least, most), numbers = stretch, torch.Generator("cpu").manual_seed(SEED)
+        self._factors = torch.empty(batch.size or 0, device="cpu").uniform_(least, most, generator=numbers)
         try:
             with (
                 dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
