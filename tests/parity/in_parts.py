@@ -163,6 +163,33 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
 
 
 @CHECKS.check
+def a_step_inside_of_autocast_knows_the_cut_weights() -> None:
+    """What autocast has cast while weights were whole is not theirs."""
+    job = Job(places=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        job.train(1)
+        job.train_alone(1)
+    assert job.cut()
+    torch.testing.assert_close(job.norm, job.norm_alone, rtol=0.02, atol=0.0)
+
+
+@CHECKS.check
+def a_parameter_that_the_forward_pass_writes_is_written_by_the_step_alone() -> None:
+    job = Job(places=False, verify="off")
+    average = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+    job.model.module[3].average = average
+
+    def halve(*_: Any) -> None:
+        with torch.no_grad():
+            average.mul_(0.5)
+
+    job.model.module[3].norm.register_forward_pre_hook(halve)
+    job.train(1)
+    if job.model.is_local("3.average"):
+        assert torch.equal(average, torch.full((WIDTH,), 0.25))
+
+
+@CHECKS.check
 def linears_are_cut_as_the_script_says() -> None:
     expected = {
         "0.inner.weight", "0.inner.bias", "0.outer.weight", "1.inner.weight", "1.inner.bias", "2.inner.weight",

@@ -27,8 +27,10 @@ from weft.torch.context_parallel.apply import cut_sequences
 from weft.torch.context_parallel.find import find
 from weft.torch.context_parallel.mesh_2d import HeadsAndPositions
 from weft.torch.execution import glue
+from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel.apply import split
 from weft.torch.tensors.cut_weights import ask
+from weft.torch.trace.dry_run import DryRun
 
 
 def found(net: nn.Module, case: Case, size: int, apart: Mapping[str, str]) -> Sequences:
@@ -37,7 +39,9 @@ def found(net: nn.Module, case: Case, size: int, apart: Mapping[str, str]) -> Se
     if dist.get_rank() == 0:
         batch = case.batch(0)
         before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size, apart).to_record()]
+        dry = DryRun([net], Streams(torch.device("cpu")))
+        with dry.forward(lambda: case.loss(net(**batch, **case.options))) as run:
+            told = [find(net, run, size, apart).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
         assert not any("forward" in vars(module) for module in net.modules())

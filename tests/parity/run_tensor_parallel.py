@@ -19,9 +19,11 @@ from tests.parity.tensor_parallel_models import OWN
 from tests.parity.worker import BeforeSplit, arguments, work
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import STEPS, Case
+from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.apply import split
 from weft.torch.tensor_parallel.find import find
+from weft.torch.trace.dry_run import DryRun
 
 MICROBATCHES = 2
 ALL = {**CASES, **OWN}
@@ -52,7 +54,9 @@ def found(net: nn.Module, case: Case, size: int, experts: str) -> Splits:
         batch = case.batch(0)
         before = copy.deepcopy(net.state_dict())
         state = torch.get_rng_state()
-        told = [find(net, lambda: case.loss(net(**batch, **case.options)), size, experts=experts).to_record()]
+        dry = DryRun([net], Streams(torch.device("cpu")))
+        with dry.forward(lambda: case.loss(net(**batch, **case.options))) as run:
+            told = [find(net, run, size, experts=experts).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
     dist.broadcast_object_list(told)

@@ -17,9 +17,11 @@ from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import OWN, WIDTH, Mixture
 from tests.parity.zoo import CASES
 from weft.errors import UsageError
+from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel import Linear, Region, Splits, cut, full_tensor, is_cut
 from weft.torch.tensor_parallel.apply import split
 from weft.torch.tensor_parallel.find import find
+from weft.torch.trace.dry_run import DryRun
 
 CHECKS = Checks()
 CPU = torch.device("cpu")
@@ -27,7 +29,8 @@ CPU = torch.device("cpu")
 
 def in_parts(net: nn.Module, run: Any, experts: str = "auto") -> Splits:
     """Find on every rank by itself, and split."""
-    splits = find(net, run, dist.get_world_size(), experts=experts)
+    with DryRun([net], Streams(CPU)).forward(run) as once:
+        splits = find(net, once, dist.get_world_size(), experts=experts)
     split(net, splits, dist.group.WORLD, dist.get_rank(), dist.get_world_size(), CPU)
     return splits
 

@@ -489,7 +489,7 @@ FAULTS = (
     ),
     Fault(
         "torch/trace",
-        "torch/trace/side_effects.py",
+        "torch/trace/kept_state.py",
         "                cell.cell_contents = before\n"
         "\n"
         "        self._undo.append(undo)\n"

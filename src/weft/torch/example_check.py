@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, sam
 from weft.torch.split.by_hand import wishes
 from weft.torch.tensors.marks import MARK
 from weft.torch.tensors.pytree import tensors_in
+from weft.torch.trace.dry_run import DryRun
 from weft.untrusted import listed, reason
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -134,23 +136,27 @@ ALL = TORCH | PYTHON | NUMPY
 
 
 def check_run(example: Example, microbatches: int, line: int) -> Iterator[Finding]:
-    """Findings from one microbatch's run; the model's buffers move on, its gradients stay as they are.
+    """Findings from one microbatch's run, which leaves nothing behind.
 
     A model without data (on the meta device) is not run.
     """
     if has_delayed(example.model):
         return
+    dry = DryRun(
+        [example.model], Streams(example.device), example.loss, first_microbatch(example, microbatches)
+    )
+    with dry.snapshot().restored():
+        found = [*_findings_of_run(example, dry.arguments(), dry.streams, line)]
+    yield from found
+
+
+def _findings_of_run(example: Example, batch: Any, streams: Streams, line: int) -> Iterator[Finding]:
     made: dict[str, list[Tensor]] = defaultdict(list)
-    handles = [
-        module.register_forward_hook(_note(made, name)) for name, module in example.model.named_modules()
-    ]
-    streams, batch = Streams(example.device), first_microbatch(example, microbatches)
     before = streams.capture(ALL)
-    try:
+    with ExitStack() as stack:
+        for name, module in example.model.named_modules():
+            stack.callback(module.register_forward_hook(_note(made, name)).remove)
         result = example.result(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     if not same_states(before, streams.capture(ALL)):
         yield _random(example.model, line)
     start = example.start(result, batch)

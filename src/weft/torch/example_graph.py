@@ -38,6 +38,7 @@ from weft.torch.split.sharding import with_cuts
 from weft.torch.split.unit_tree import Tree
 from weft.torch.tensors.mini_batch import prepare
 from weft.torch.tensors.pytree import map_tensors, tensors_in
+from weft.torch.trace.dry_run import DryRun
 from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
 from weft.torch.trace.without_values import AsWithValues, on_meta
@@ -183,11 +184,12 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     batch = first_microbatch(example, microbatches)
     meta = has_delayed(model)
     if meta:
+        device = torch.device("meta")
         batch = map_tensors(batch, lambda t: t.to("meta"), attributes=True)
-    streams = Streams(torch.device("meta") if meta else device)
-    clock = Clock() if meta else None
+    clock, dry = Clock() if meta else None, DryRun([model], Streams(device), example.loss, batch)
 
     def run() -> None:
+        batch = dry.arguments()
         result = example.result(batch)
         start = example.start(result, batch)
         rehearsing = rehearsal()
@@ -200,9 +202,7 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
                 stack.enter_context(on_meta(model))
                 stack.enter_context(AsWithValues())
                 stack.enter_context(clock)
-            traced = trace(
-                model, run, torch.device("meta") if meta else device, streams, clock, split=not meta
-            )
+            traced = trace(model, run, device, dry.snapshot(), clock, split=not meta)
     except UsageError:
         raise
     except Exception as error:
@@ -212,7 +212,9 @@ def traced_graph(example: Example, microbatches: int = 1, units: int = UNITS) ->
     if not pieces:
         raise UsageError(f"{type(model).__name__} holds no parameters, so there is nothing to place")
     own = graph_of(pieces).units
-    own = own if meta else with_cuts(own, model, run)
+    if not meta:
+        with dry.forward(run) as once:
+            own = with_cuts(own, model, once)
     whole = [replace(unit, name=unit.name or type(model).__name__) for unit in own]
     names = [unit.name for unit in whole]
     return Graph(

@@ -210,3 +210,23 @@ def modules_outside_of_the_model_that_write_buffers() -> list[float]:
         expected(part)
     torch.testing.assert_close(sorted(norm.running_mean.tolist()), sorted(expected.running_mean.tolist()))
     return norm.running_var.tolist()  # type: ignore[no-any-return]
+
+
+@check
+def modules_outside_of_the_model_whose_parameters_the_step_averages() -> list[float]:
+    """As a teacher is that follows the model."""
+    net, teacher = seeded(models.Chain), nn.Linear(WIDTH, WIDTH).to(device())
+    nn.init.ones_(teacher.weight)
+    model = model_of(net)
+
+    @weft.step
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            teacher.weight.mul_(0.5)
+        loss = F.mse_loss(model(batch["x"]), batch["y"])
+        model.backward(loss)
+        return loss
+
+    step(model, vectors()[0])
+    assert torch.equal(teacher.weight, torch.full_like(teacher.weight, 0.5**MICROBATCHES))
+    return teacher.weight[0].tolist()  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.session.random_streams import Streams
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.record import Trace
 from weft.torch.trace.trace import trace
 
@@ -104,4 +105,4 @@ def traced(net: nn.Module, rows: int = 4, backward: bool = True, split: bool = F
             assert rehearsal() is not None
             rehearsal().backward([loss], [torch.ones_like(loss)])
 
-    return trace(net, run, CPU, Streams(CPU), split=split)
+    return trace(net, run, CPU, Snapshot([net], Streams(CPU)), split=split)

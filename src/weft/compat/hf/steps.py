@@ -206,7 +206,7 @@ class _Steps:
 
 
 def _train_microbatch(trainer: Any, model: Any, inputs: Any, items: Any) -> Any:
-    """The step of training; a method of the Trainer, so that what it counts is noted, see ``side_effects``.
+    """The step of training; a method of the Trainer, so that what it counts is noted, see ``kept_state``.
 
     Trainers before transformers 4.46 count no items.
     """

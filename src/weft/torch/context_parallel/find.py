@@ -25,8 +25,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.pytorch.torch_functions import LIKE
-from weft.torch.tensor_parallel.find import keep_state
-from weft.torch.tensor_parallel.functions import FATAL, answer, forget, name_of
+from weft.torch.tensor_parallel.functions import FATAL, answering, name_of
 from weft.torch.tensor_parallel.rules import Unsplittable, shard_of, shards_in
 from weft.torch.tensor_parallel.search_trial import Collectives, Stop
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
@@ -47,12 +46,12 @@ def find(
 ) -> Sequences:
     """The modules of ``model`` that can compute on sharded sequences over ``size`` ranks.
 
-    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
-    random numbers.
+    One process does this by itself; no other one takes part.
 
     Args:
         model: The model, whole, on the CPU or a GPU, or without memory.
-        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        run: Runs the model once on one microbatch, with or without the loss, and leaves nothing behind. It is run
+            several times.
         size: How many ranks share a sequence.
         apart: Modules that must get whole sequences, and why.
 
@@ -63,22 +62,13 @@ def find(
     take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
-    with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
+    with imagined_mesh(size, kind, new_name()) as mesh:
         trial, watcher = Trial(model, apart), Watcher(ShardGroup(mesh, None, 0, size))
-        while _once(trial, run, watcher):
+        while trial.once(run, watcher):
             pass  # each run keeps more modules whole, or tries another dimension
         order = _order(trial, run, watcher)
         kept, notes = watch(model, run, size, trial.regions())
     return Sequences(size, trial.regions(), dict(trial.whole), order, tuple(kept), notes)
-
-
-def _once(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> bool:
-    """Run the model once; whether that changed what is tried."""
-    answer(watcher)
-    try:
-        return trial.once(run, watcher)
-    finally:
-        forget(watcher)
 
 
 def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
@@ -95,7 +85,7 @@ def _order(trial: Trial, run: Callable[[], Any], watcher: Watcher) -> str:
         Watcher(ContextGroup(watcher.shard_group.mesh, None, 0, size, balanced=True)),
     )
     register_zigzag(balanced_trial.shard_group)
-    _once(again, run, balanced_trial)
+    again.once(run, balanced_trial)
     return next((f"{name}: {reason}" for name, reason in again.reasons.items()), BALANCED)
 
 
@@ -142,7 +132,7 @@ class Trial:
             attempts.append(Attempt(self, name, module, at, watcher))
             attempts[-1].attach()
         try:
-            with watcher.collectives, torch.enable_grad():
+            with answering(watcher), watcher.collectives, torch.enable_grad():
                 run()
         except Stop:
             return True

@@ -50,10 +50,15 @@ class Rehearsal(BackwardTaker, Protocol):
 _rehearsal: Rehearsal | None = None
 
 
-def rehearse(by: Rehearsal | None) -> None:
-    """Let the step be rehearsed from now on; not any more, if ``None``."""
+@contextmanager
+def rehearsed(by: Rehearsal) -> Iterator[None]:
+    """Inside, the step is rehearsed."""
     global _rehearsal
-    _rehearsal = by
+    before, _rehearsal = _rehearsal, by
+    try:
+        yield
+    finally:
+        _rehearsal = before
 
 
 class Autograd:

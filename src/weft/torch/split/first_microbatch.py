@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,18 +14,16 @@ from torch import nn
 from weft.errors import UsageError
 from weft.schedule.table import KINDS
 from weft.torch.delayed_parameters import has_delayed
-from weft.torch.execution.gradients import Gradients, Tensors
-from weft.torch.execution.thread_settings import no_training, rehearse
+from weft.torch.execution.thread_settings import no_training
 from weft.torch.model import DistributedModel
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch, Padding
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.trace.dry_run import DryRun, Snapshot, dry_run
 from weft.torch.trace.record import Trace
-from weft.torch.trace.side_effects import Kept, copy_argument, hand_to_step, homes_of, without_side_effects
 from weft.torch.trace.times import Clock
 from weft.torch.trace.trace import trace
-from weft.torch.trace.without_values import AsWithValues, on_meta
+from weft.torch.trace.without_values import AsWithValues
 
 log = logging.getLogger("weft")
 
@@ -54,8 +52,8 @@ def _traced(
 ) -> Trace:  # fmt: skip
     padding = Padding()
     padding.done = counted or delayed
-    with _alone(session, model, function, batch, padding, delayed) as (run, kept):
-        traced = _trace_by_settings(session, model.module, run, kept, delayed)
+    with _alone(session, [model], function, batch, padding, delayed) as (run, dry):
+        traced = _trace_by_settings(session, model.module, run, dry.snapshot(), delayed)
     padding.warn(batch)
     return traced
 
@@ -85,79 +83,34 @@ def find_splits(
 def forward_only(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
 ) -> Iterator[Callable[[], Any]]:
-    """A function that runs the first microbatch's forward pass on this rank alone; inside, that leaves nothing
-    behind."""
+    """A function that runs the first microbatch's forward pass on this rank alone, and leaves nothing behind."""
     padding = Padding()
     padding.done = True
-    with ExitStack() as stack:
-        run, kept = stack.enter_context(
-            _alone(session, models[0], function, batch, padding, _without_values(session, models[0]))
-        )
-        for number, model in enumerate(models):
-            stack.enter_context(
-                without_side_effects(model.module, session.streams, kept=None if number else kept)
-            )
-        rehearse(Forward())
-        try:
-            yield run
-        finally:
-            rehearse(None)
-
-
-class Forward:
-    """A rehearsal of which only the forward pass matters."""
-
-    going_back = False
-    outside_modules = True
-
-    def backward(
-        self, tensors: Tensors, grads: Gradients = None, keep: bool = False, scale: float = 1.0
-    ) -> None:
-        """Nothing: there are no gradients."""
-
-    @contextmanager
-    def inside_function(self, name: str, given: Any) -> Iterator[None]:
-        """A function of the script's runs."""
-        yield
+    delayed = _without_values(session, models[0])
+    with _alone(session, models, function, batch, padding, delayed) as (run, dry), dry.forward(run) as once:
+        yield once
 
 
 @contextmanager
 def _alone(
-    session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, padding: Padding,
-    delayed: bool,
-) -> Iterator[tuple[Callable[[], Any], Kept]]:  # fmt: skip
-    """A function that runs the first microbatch on this rank alone, and what to bring back after it.
+    session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch,
+    padding: Padding, delayed: bool,
+) -> Iterator[tuple[Callable[[], Any], DryRun]]:  # fmt: skip
+    """A function that runs the first microbatch on this rank alone, and what to run it in.
 
     ``delayed``: the model is run without its values, so the microbatch has no data either.
     """
-    args, kwargs = map_tensors(batch.slice(0), copy_argument)
-    if delayed:
-        args, kwargs = map_tensors((args, kwargs), on_meta_device)
-    kept = Kept(homes_of(function, model.module))
+    with dry_run(session, models, function, batch.slice(0), without_values=delayed) as dry:
 
-    def run() -> Any:
-        given, named = map_tensors((args, kwargs), hand_to_step)
-        with nullcontext() if padding.done else padding, no_training(batch.fault):
-            result = function(*given, **named)
-        if session.rehearsal is not None:
-            session.rehearsal.result = result
-        return result
+        def run() -> Any:
+            args, kwargs = dry.arguments()
+            with nullcontext() if padding.done else padding, no_training(batch.fault):
+                result = function(*args, **kwargs)
+            if session.rehearsal is not None:
+                session.rehearsal.result = result
+            return result
 
-    session.monitor.note("trace", session.steps + 1)
-    with session.rehearsing(), ExitStack() as stack:
-        for other in session.models:
-            if other is not model and not other.partitioned:
-                stack.enter_context(without_side_effects(other.module, session.streams))
-        try:
-            for other in session.models if delayed else ():
-                if other is model or not other.partitioned:
-                    stack.enter_context(on_meta(other.module))
-            for thing in (function, args, kwargs, *(other.module for other in session.models)):
-                kept.note(thing)
-            yield run, kept
-        except BaseException as error:
-            session.monitor.locate(error)
-            raise
+        yield run, dry
 
 
 def _without_values(session: Session, model: DistributedModel) -> bool:
@@ -165,21 +118,14 @@ def _without_values(session: Session, model: DistributedModel) -> bool:
     return any(other.estimated for other in session.models if other is model or not other.partitioned)
 
 
-def on_meta_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without data."""
-    return tensor.detach().to("meta").requires_grad_(tensor.requires_grad)
-
-
 def _trace_by_settings(
-    session: Session, root: nn.Module, run: Callable[[], Any], kept: Kept, delayed: bool
+    session: Session, root: nn.Module, run: Callable[[], Any], snapshot: Snapshot, delayed: bool
 ) -> Trace:
     counting = Clock(session.rehearsal.rates) if session.rehearsal is not None else Clock()
     settings = session.settings
     shards = settings.tensor_parallel_degree > 1 or settings.sharded_data_parallel_degree > 1
     chunked_loss = "off" if shards else settings.chunked_loss  # a head that is sharded computes whole logits
-    traced = functools.partial(
-        trace, root, run, streams=session.streams, kept=kept, chunked_loss=chunked_loss
-    )
+    traced = functools.partial(trace, root, run, snapshot=snapshot, chunked_loss=chunked_loss)
     if not delayed and (session.settings.deterministic or session.rehearsal is not None):
         with counting as clock:
             return traced(device=session.device, clock=clock)

@@ -18,11 +18,10 @@ from torch import nn
 from weft.errors import UsageError
 from weft.graph.model import Unit
 from weft.torch.context_parallel import Sequences
-from weft.torch.execution.thread_settings import rehearse
 from weft.torch.model import DistributedModel
 from weft.torch.placed.plan import is_below
 from weft.torch.session.session import Session
-from weft.torch.split.first_microbatch import Forward, forward_only
+from weft.torch.split.first_microbatch import forward_only
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.splits import COLUMN
 from weft.torch.tensors.mini_batch import MiniBatch
@@ -39,8 +38,8 @@ def with_cuts(units: Sequence[Unit], model: nn.Module, run: Callable[[], Any]) -
 
     Args:
         units: Named as modules of the model are.
-        model: The model, which stays as it is.
-        run: Runs the model once on one microbatch.
+        model: The model.
+        run: Runs the model once on one microbatch, forward only, and leaves nothing behind.
     """
     found = list(_splits(model, run))
     if not found:
@@ -54,14 +53,11 @@ def _splits(model: nn.Module, run: Callable[[], Any]) -> Iterator[Splits]:
     from weft.torch.tensor_parallel.find import find  # it loads DTensor
 
     for ranks in RANKS:
-        rehearse(Forward())
         try:
             splits = find(model, run, ranks)
         except UsageError as error:  # this PyTorch cannot try it
             log.info("what ranks could cut of the model is not known: %s", error)
             return
-        finally:
-            rehearse(None)
         if not splits.regions:
             return
         yield splits

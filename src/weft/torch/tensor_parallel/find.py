@@ -23,14 +23,13 @@ from weft.torch.pytorch.private import (
     is_compiled,
 )
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
-from weft.torch.session.random_streams import Streams
 from weft.torch.tensors.marks import WHOLE
 
 from .attention import why_whole
 from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
 from .experts.idle_experts import adopt_uncalled
-from .functions import answer, forget
+from .functions import answering
 from .search_trial import Stop, Trial, Watcher
 from .shard_group import ShardGroup, new_name
 from .sharded_activations import SCORES, TOKENS, watch
@@ -61,12 +60,12 @@ def find(
 ) -> Splits:  # fmt: skip
     """The linears of ``model`` that can be split over ``size`` ranks, and how.
 
-    One process does this by itself; no other one takes part. The model is as before afterwards: parameters, buffers and
-    random numbers.
+    One process does this by itself; no other one takes part.
 
     Args:
         model: The model, whole, on the CPU, a GPU or ``meta``.
-        run: Runs the model once on one microbatch, with or without the loss. It is run several times.
+        run: Runs the model once on one microbatch, with or without the loss, and leaves nothing behind. It is run
+            several times.
         size: How many ranks axis ``tp`` has.
         sequence: Whether tokens are to be sharded between the linears that are split.
         experts: How ranks share experts: as the settings say it.
@@ -85,7 +84,7 @@ def find(
     take_plain_as_replicated()
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
-    with imagined_mesh(size, kind, new_name()) as mesh, keep_state(model, device):
+    with imagined_mesh(size, kind, new_name()) as mesh:
         search.find_mixtures(experts)
         search.find_linears(ShardGroup(mesh, None, 0, size))
         search.find_vocabulary()
@@ -258,9 +257,9 @@ def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool
     """Run the model once, as far as it comes without a conflict; whether that changed what is tried."""
     trial.begin()
     watcher = Watcher(shard_group, trial)
-    answer(watcher)
+    attached = trial.attached(watcher)
     try:
-        with trial.attached(watcher), _noted(trial.called), watcher.collectives, torch.enable_grad():
+        with answering(watcher), attached, _noted(trial.called), watcher.collectives, torch.enable_grad():
             watcher.finish(run())
     except Stop:
         pass
@@ -269,8 +268,6 @@ def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool
             run()  # raises what the model raises by itself
         if not trial.blame(error):
             raise
-    finally:
-        forget(watcher)
     return trial.changed
 
 
@@ -340,21 +337,6 @@ def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
     """True if somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
     hooked = hooks and (has_forward_hooks(module) or has_backward_hooks(module))
     return hooked or "forward" in vars(module) or is_compiled(module)
-
-
-@contextmanager
-def keep_state(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards buffers and random numbers are as before."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    streams = Streams(device if device.type == "cuda" else torch.device("cpu"), numpy=True)
-    states = streams.capture()
-    try:
-        yield
-    finally:
-        streams.restore(states)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
 
 
 @contextmanager

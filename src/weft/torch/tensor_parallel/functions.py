@@ -8,7 +8,8 @@ numbers for different parts. What no rule covers is done with full tensors: slow
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -138,6 +139,11 @@ def answer(functions: Functions) -> None:
         DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign]
 
 
-def forget(functions: Functions) -> None:
-    """The group's tensors are gone."""
-    _functions.pop(functions.shard_group.name, None)
+@contextmanager
+def answering(functions: Functions) -> Iterator[None]:
+    """Inside, these answer for the tensors of their group, which are gone afterwards."""
+    answer(functions)
+    try:
+        yield
+    finally:
+        _functions.pop(functions.shard_group.name, None)

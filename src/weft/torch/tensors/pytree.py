@@ -8,7 +8,7 @@ Walkers that are not here, and why:
 * ``call_signature.scan``, ``Glue._find``, ``localise_slices``: run for each operation, and slices are containers.
 * ``shards_in``, ``sequence_in``: the order in which they come to tensors decides, and so does the exact kind of list.
 * ``description``, ``communication.serialise``: a tree becomes JSON, and what comes back is not trusted.
-* ``container_writes``, ``trace.side_effects``: a graph of objects, with circles, that is noted and restored in place.
+* ``container_writes``, ``trace.kept_state``: a graph of objects, with circles, that is noted and restored in place.
 * ``torch_file``, `captured_in`: each thing once, without recursion; the file is untrusted.
 * ``weft.tensorflow``: the order is that of ``tf.nest``, which sorts keys.
 """

@@ -1,6 +1,6 @@
 """The tracing run: one microbatch of the user's own step, the whole model on one rank, everything measured.
 
-Nothing of the run is left behind: gradients, buffers, plain attributes of modules and random states are as before.
+Nothing of the run is left behind, see ``dry_run``.
 
 * Forward time is taken around every module's call.
 * Backward time is taken at the end of every node of autograd's graph, from the end of the node before. A node belongs
@@ -33,14 +33,14 @@ from weft.torch.calls.attributes import Attribute, note_attributes
 from weft.torch.calls.own_hooks import Hooks
 from weft.torch.execution.chunked_loss import may_be_chunked
 from weft.torch.execution.gradients import refuse_gradient
-from weft.torch.execution.thread_settings import rehearse
+from weft.torch.execution.thread_settings import rehearsed
 from weft.torch.pytorch.private import numbers_nodes, storage_key, version
 from weft.torch.pytorch.torch_functions import GRADIENT_SETTER, GRADIENTS, METADATA, memory_written
-from weft.torch.session.random_streams import NUMPY, Streams, same_states
+from weft.torch.session.random_streams import NUMPY, same_states
 from weft.torch.tensors.marks import is_new, noted
 from weft.torch.trace.compiled import compiles
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.record import Record, Trace
-from weft.torch.trace.side_effects import Kept, without_side_effects
 from weft.torch.trace.times import Clock, Pass, agree, kinds_of, typical_times
 from weft.torch.trace.tracer import Tracer
 
@@ -102,9 +102,7 @@ class GlueWatch(TorchFunctionMode):
         return result
 
 
-def measure_halves(
-    tracer: Tracer, run: Callable[[], Any], streams: Streams, kept: Kept | None = None
-) -> dict[int, tuple[float, ...]]:
+def measure_halves(tracer: Tracer, run: Callable[[], Any]) -> dict[int, tuple[float, ...]]:
     """The seconds of I and W of each record, by its id; the traced step runs with weight gradients left for later.
 
     Weight gradients belong to the module that holds the parameter. They are computed twice, and the second time counts:
@@ -114,13 +112,11 @@ def measure_halves(
     tracer.restart(watching=False)
     tasks: list[Task] = []
     tracer.tasks = tasks
-    with without_side_effects(tracer.root, streams, None, tracer.writes, kept):
-        with tracer.intercept_calls():
-            rehearse(tracer)
+    with tracer.snapshot.restored(None, watch=False):
+        with tracer.intercept_calls(), rehearsed(tracer):
             try:
                 run()
             finally:
-                rehearse(None)
                 tracer.tasks = None
         for task in tasks:
             task()
@@ -129,7 +125,6 @@ def measure_halves(
             task()
             holder = tracer.own.get(id(task.parameter), "").rpartition(".")[0]
             weights[id(tracer.records[holder])] += tracer.now() - start
-        tracer.give_back()
     return {id(record): (record.backward_s, weights[id(record)]) for record in tracer.everything}
 
 
@@ -143,47 +138,40 @@ def trace(
     root: nn.Module,
     run: Callable[[], Any],
     device: torch.device,
-    streams: Streams,
+    snapshot: Snapshot,
     clock: Clock | None = None,
     split: bool = False,
-    kept: Kept | None = None,
     chunked_loss: str = "off",
 ) -> Trace:
     """The measured records of ``root`` in ``run``, the user's step on one microbatch, which runs a few times.
 
-    ``clock``: counts instead of measuring, and must be active; one measured pass is enough then. ``split``: the two
-    halves of the backward pass are measured, too. ``kept``: what is brought back after each pass.
-    ``chunked_loss``: the setting; logits of that size take no memory in a step, unless the step returns them.
+    ``snapshot``: is brought back after each pass. ``clock``: counts instead of measuring, and must be active; one
+    measured pass is enough then. ``split``: the two halves of the backward pass are measured, too. ``chunked_loss``:
+    the setting; logits of that size take no memory in a step, unless the step returns them.
     """
     started = time.perf_counter()
-    tracer = Tracer(root, device, clock, kept)
+    tracer = Tracer(root, device, snapshot, clock)
     tracer.is_chunked = may_be_chunked(root, chunked_loss)
     compiled = any(map(compiles, root.modules()))  # asked before calls are intercepted in the same place
     passes: list[Pass] = []
     for number in range(PASSES):
         tracer.restart(watching=number == 0)
         with (
-            without_side_effects(root, streams, tracer.take_gradient, tracer.writes, kept),
+            snapshot.restored(tracer.take_gradient, watch=number == 0),
             tracer.intercept_calls(),
+            rehearsed(tracer),
         ):
-            rehearse(tracer)
-            try:
-                if number == 0:
-                    attributes, hooks, written, replaced, numpy = _run_and_watch(
-                        tracer, run, streams, compiled
-                    )
-                    kinds = kinds_of(tracer.everything)
-                else:
-                    start = tracer.now()
-                    run()
-                    tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
-            finally:
-                rehearse(None)
-                tracer.give_back()
+            if number == 0:
+                attributes, hooks, written, replaced, numpy = _run_and_watch(tracer, run, compiled)
+                kinds = kinds_of(tracer.everything)
+            else:
+                start = tracer.now()
+                run()
+                tracer.top.forward_s = tracer.now() - start - tracer.children_s[0]
         if number > 0:
             times: Pass = {id(record): (record.forward_s, record.backward_s) for record in tracer.everything}
             if split:  # right after the pass, so that a machine whose speed drifts does so for both
-                halves = measure_halves(tracer, run, streams, kept)
+                halves = measure_halves(tracer, run)
                 times = {key: (*both, *halves[key]) for key, both in times.items()}
             passes.append(times)
             if clock is not None or agree(passes, kinds) or time.perf_counter() - started > BUDGET_S:
@@ -217,7 +205,7 @@ def _set_times(tracer: Tracer, best: dict[Any, tuple[float, ...]]) -> None:
 
 
 def _run_and_watch(
-    tracer: Tracer, run: Callable[[], Any], streams: Streams, compiled: bool
+    tracer: Tracer, run: Callable[[], Any], compiled: bool
 ) -> tuple[list[Attribute], dict[str, tuple[str, ...]], set[str], set[str], bool]:
     """The attributes that ``run`` writes, the hooks that run with their modules, the buffers that ``run`` writes or
     replaces, and whether it draws from NumPy.
@@ -233,7 +221,7 @@ def _run_and_watch(
         return note_attributes(root, lambda: hooks.user(tracer.stack[-1].name))
 
     with nullcontext() if compiled else hooks.watched(), note() as attributes:
-        buffers = _watch_buffers(tracer, run, streams)
+        buffers = _watch_buffers(tracer, run)
     tracer.find_written_later(attributes)
     if any(each.lazy for each in attributes):  # made where missing: a second run finds them
         tracer.watching = False
@@ -247,14 +235,12 @@ def _run_and_watch(
     return attributes, hooks.own(attributes), *buffers
 
 
-def _watch_buffers(
-    tracer: Tracer, run: Callable[[], Any], streams: Streams
-) -> tuple[set[str], set[str], bool]:
+def _watch_buffers(tracer: Tracer, run: Callable[[], Any]) -> tuple[set[str], set[str], bool]:
     """The buffers that ``run`` writes, those that it replaces, and whether it draws from NumPy."""
-    root = tracer.root
+    root, streams = tracer.root, tracer.snapshot.streams
     known = noted(root)
     before = streams.capture(NUMPY)
-    with tracer.writes, GlueWatch(tracer), see_saved_tensors(tracer.save):
+    with GlueWatch(tracer), see_saved_tensors(tracer.save):
         result = run()
     tracer.note_result(result)
     written = {n for n, b in root.named_buffers() if n not in known or is_new(b, *known[n])}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
+from weft.torch.backward.autograd import graph_nodes, run_autograd
 from weft.torch.backward.weight_gradients import Task, take_weights
 from weft.torch.calls.attributes import Attribute
 from weft.torch.calls.call_signature import hidden_in
@@ -32,6 +32,7 @@ from weft.torch.tensors.description import Describer
 from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.pytree import captured_in, modules_in, tensors_in
 from weft.torch.trace.compiled import compiles, inside_compiled, without_modes
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.operations import Operations
 from weft.torch.trace.record import (
     Made,
@@ -43,7 +44,6 @@ from weft.torch.trace.record import (
     has_other_parameters,
 )
 from weft.torch.trace.saved_memory import SavedMemory
-from weft.torch.trace.side_effects import Kept, ParameterWrites
 from weft.torch.trace.times import Clock
 
 BY_FUNCTION = (
@@ -60,12 +60,12 @@ class Tracer:
     """Measures ``root`` while the step runs. Backward passes report to the tracer that ``rehearsal()`` gives."""
 
     def __init__(
-        self, root: nn.Module, device: torch.device, clock: Clock | None = None, kept: Kept | None = None
+        self, root: nn.Module, device: torch.device, snapshot: Snapshot, clock: Clock | None = None
     ) -> None:
         self.root = root
         self.device = device
+        self.snapshot = snapshot
         self.clock = clock
-        self.kept = kept or Kept()
         self.records = {name: Record(name, module) for name, module in root.named_modules()}
         self.top = Record("", root)
         self.everything = (*self.records.values(), self.top)
@@ -85,7 +85,6 @@ class Tracer:
         self.own: dict[int, str] = {id(parameter): name for name, parameter in root.named_parameters()}
         self.buffers: dict[int, str] = {id(buffer): name for name, buffer in root.named_buffers()}
         self.users: dict[str, set[str | None]] = {}
-        self.writes = ParameterWrites(root)
         self.memory = SavedMemory(root.parameters())
         self.is_chunked: Callable[[Tensor], bool] = lambda tensor: False
         """True for what a step computes in chunks, if nothing but a loss uses it."""
@@ -113,7 +112,6 @@ class Tracer:
         self.functions: list[Running] = []
         self.operations = Operations()
         self.tasks: list[Task] | None = None
-        self.outside: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def restart(self, watching: bool) -> None:
         """Forget the times of the last pass. ``watching``: the next one notes what modules do, too."""
@@ -256,7 +254,9 @@ class Tracer:
         changed = [contents.things[number] for number, _ in changes]
         for argument in contents.arguments if changed else ():
             things = Contents([argument]).things
-            if any(map(self.kept.knows, things)) and any(one is other for one in things for other in changed):
+            if any(map(self.snapshot.kept.knows, things)) and any(
+                one is other for one in things for other in changed
+            ):
                 self.leaking.add(record.name)
         for tensor in tensors_in(changes):
             made = tensor._weft_made  # type: ignore[attr-defined]
@@ -346,7 +346,7 @@ class Tracer:
 
     def written_parameters(self) -> dict[str, bool]:
         """The parameters that a forward pass wrote, by name, and whether autograd has kept each."""
-        storages = self.writes.written()
+        storages = self.snapshot.writes.written()
         if not storages:
             return {}
         keys = {name: storage_key(parameter) for name, parameter in self.root.named_parameters()}
@@ -384,7 +384,7 @@ class Tracer:
         for node in graph_nodes(roots):
             number = number_of(node)
             if number >= LEAF_NUMBER:
-                self._set_aside(node)  # AccumulateGrad
+                self.snapshot.set_aside(node)  # AccumulateGrad
                 continue
             at = bisect.bisect_right(places, number) - 1
             record, order = self.events[at][1:] if at >= 0 else (self.top, 0.0)
@@ -408,19 +408,6 @@ class Tracer:
             new = [each for each in tensors_in(result) if base_of(each) is None and id(each) not in given]
             self.recomputed_bytes += sum(each.nbytes for each in new)
         return result
-
-    def _set_aside(self, node: Any) -> None:
-        """Let a leaf that is none of the model's (an input, a parameter of the loss) begin without a gradient."""
-        leaf = leaf_of(node)
-        if leaf is not None and id(leaf) not in self.own and id(leaf) not in self.outside:
-            self.outside[id(leaf)] = leaf, leaf.grad
-            leaf.grad = None
-
-    def give_back(self) -> None:
-        """Give leaves that are none of the model's the gradients back that they had."""
-        for leaf, grad in self.outside.values():
-            leaf.grad = grad
-        self.outside.clear()
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Drop a parameter's new gradient, and time what adding it to an earlier one would take.

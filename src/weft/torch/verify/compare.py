@@ -34,13 +34,12 @@ from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
 from weft.torch.verify.lender import Lender
 from weft.torch.verify.reference import (
+    OneProcess,
     Reference,
     borrow,
     buffers_of,
     gradients_of,
     of_gradient,
-    run_alone,
-    run_by_unit,
     units_of,
 )
 from weft.units import format_bytes
@@ -170,21 +169,17 @@ class Proof:
     ) -> str:  # fmt: skip
         """Run the reference, on the first rank. Why there is no reference; empty if there is one."""
         session = self.session
-        session.monitor.note("verify", session.steps + 1)
         states = session.streams.capture()
         seed = session.streams.draw()
         session.streams.restore(states)
-        with session.rehearsing():
-            try:
-                if lender is None:
-                    self._reference = run_alone(session, self.models, function, batch, seed, values)
-                else:
-                    self._reference = run_by_unit(session, self.models, function, batch, seed, values, lender)
-            except Exception as error:
-                return f"run by one process, it raises {type(error).__name__}: {error}"
-            finally:
-                if lender is not None:
-                    lender.close()
+        try:
+            one = OneProcess(session, self.models, function, batch, seed, values, lender)
+            self._reference = one.reference()
+        except Exception as error:
+            return f"run by one process, it raises {type(error).__name__}: {error}"
+        finally:
+            if lender is not None:
+                lender.close()
         return self._chance()
 
     def _chance(self) -> str:

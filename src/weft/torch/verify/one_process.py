@@ -8,7 +8,6 @@ numbers are those of a split step: there units, and operations on what units hav
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.torch.backward.autograd import graph_nodes, leaf_of, run_autograd
+from weft.torch.backward.autograd import graph_nodes, run_autograd
 from weft.torch.calls.call_signature import function_name, scan
 from weft.torch.calls.container_writes import Contents
 from weft.torch.calls.interception import intercepted
@@ -37,6 +36,7 @@ from weft.torch.pytorch.private import (
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, call_seed, mix, same_states
 from weft.torch.tensors.pytree import map_tensors, tensors_in
 from weft.torch.trace.compiled import without_modes
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint, fingerprints
 from weft.torch.verify.lender import Lender
 
@@ -60,7 +60,7 @@ class Alone:
     """
 
     def __init__(
-        self, streams: Streams, seed: int, index: int, whole: bool, outside: Outside, lent: Collection[int],
+        self, streams: Streams, seed: int, index: int, whole: bool, snapshot: Snapshot, lent: Collection[int],
         lender: Lender | None = None,
     ) -> None:  # fmt: skip
         self.checkpointing = False
@@ -70,7 +70,7 @@ class Alone:
         self.units: dict[tuple[str, int], tuple[list[Fingerprint], list[Fingerprint]]] = {}
         self.given: list[Fingerprint | None] = []
         self.dtypes: set[torch.dtype] = set()
-        self.outside = outside
+        self.snapshot = snapshot
         self._lent = lent
         self._lender = lender
         self._streams = streams
@@ -149,35 +149,9 @@ class Alone:
         if not self.whole:
             return
         roots, given = root_gradients(tensors, grads, self.scale)
-        self.outside.note(roots)
+        for node in graph_nodes(roots):
+            self.snapshot.set_aside(node)
         run_autograd(roots, given, keep=keep)
-
-
-class Outside:
-    """Leaves that are none of the models', whose gradients are given back when the run is over."""
-
-    def __init__(self) -> None:
-        self._leaves: dict[int, tuple[weakref.ref[Tensor], Tensor | None]] = {}
-
-    def note(self, tensors: list[Tensor]) -> None:
-        """Note the leaves of a backward pass that begins at these tensors."""
-        for node in graph_nodes(tensors):
-            leaf = leaf_of(node)
-            if leaf is None or leaf._weft_owner is not None:  # type: ignore[attr-defined]
-                continue
-            known = self._leaves.get(id(leaf))
-            if known is None or known[0]() is not leaf:
-                self._leaves[id(leaf)] = weakref.ref(leaf), leaf.grad
-                leaf.grad = None if leaf.grad is None else leaf.grad.clone()
-
-    def living(self) -> list[tuple[Tensor, Tensor | None]]:
-        """The leaves that still exist, with the gradients that they had before."""
-        found = ((known(), grad) for known, grad in self._leaves.values())
-        return [(leaf, grad) for leaf, grad in found if leaf is not None]
-
-    def give_back(self) -> None:
-        for leaf, grad in self.living():
-            leaf.grad = grad
 
 
 class AloneGlue(Glue):

@@ -1,8 +1,7 @@
 """The reference run of a step on the rank that decides: all microbatches in one process, without side effects.
 
-Parameters and buffers of other ranks are borrowed from their owners. ``without_side_effects`` and ``Kept`` bring the
-same things back as after a trace. At most one microbatch's graph lives at a time, and of tensors only fingerprints
-stay.
+Parameters and buffers of other ranks are borrowed from their owners. ``dry_run`` brings the same things back as after
+a trace. At most one microbatch's graph lives at a time, and of tensors only fingerprints stay.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from weft.torch.pytorch.private import has_backward_hooks
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch
-from weft.torch.tensors.pytree import map_tensors, plain_tensors_of
-from weft.torch.trace.side_effects import Kept, ParameterWrites, copy_argument, homes_of, without_side_effects
+from weft.torch.tensors.pytree import CONSTANTS, plain_tensors_of
+from weft.torch.trace.dry_run import Snapshot, dry_run
 from weft.torch.verify.fingerprint import Fingerprint, fingerprint
 from weft.torch.verify.lender import GOES_BACK, Lender
-from weft.torch.verify.one_process import Alone, Outside, run_units_here
+from weft.torch.verify.one_process import Alone, run_units_here
 from weft.transport.channel import BORROWED
 
 log = logging.getLogger("weft")
@@ -115,131 +114,105 @@ def lend(models: Sequence[Any], values: dict[int, list[Tensor]]) -> Iterator[Non
         yield
 
 
-def run_alone(
-    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, list[Tensor]],
-) -> Reference:  # fmt: skip
-    """The values that one process gives for a step of this batch.
+@dataclass(frozen=True)
+class OneProcess:
+    """A step as one process runs it.
 
-    Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
+    Attributes:
+        seed: Of the step's random numbers.
+        values: The contents of parameters and buffers of other ranks, see :func:`borrow`.
+        lender: Brings the parameters of a unit while it runs, if no rank can hold the model.
     """
-    modules = [model.module for model in models]
-    hooks = any(has_backward_hooks(part) for module in modules for part in module.modules())
-    whole = hooks or session.settings.verify == "gradients"
-    again, asked = _run(session, models, function, batch, seed, values, hooks, True)
-    if asked and not hooks:
-        again, _ = _run(session, models, function, batch, seed, values, True, True)
-    whole = whole or asked
-    reference, asked = _run(session, models, function, batch, seed, values, whole, False)
-    if asked and not whole:
-        reference, _ = _run(session, models, function, batch, seed, values, True, False)
-    reference.again = again.returned[0]
-    return reference
 
+    session: Session
+    models: Sequence[Any]
+    function: Callable[..., Any]
+    batch: MiniBatch
+    seed: int
+    values: dict[int, list[Tensor]]
+    lender: Lender | None = None
 
-def run_by_unit(
-    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, list[Tensor]], lender: Lender,
-) -> Reference:  # fmt: skip
-    """The values that one process gives for the first microbatch, whose units have their weights while they run.
+    def reference(self) -> Reference:
+        """The values that one process gives; with a lender those of the first microbatch.
 
-    Raises:
-        UsageError: The step looks at what backward passes do, for which all of the model would have to be there.
-    """
-    asked = any(has_backward_hooks(part) for model in models for part in model.module.modules())
-    found: list[Reference] = []
-    while not asked and len(found) < 2:
-        reference, asked = _run(session, models, function, batch, seed, values, False, True, lender)
-        found.append(reference)
-    if asked:
-        raise UsageError(GOES_BACK)
-    again, reference = found
-    reference.again, reference.buffers = again.returned[0], {}
-    return reference
+        Backward passes run if their gradients are wanted, or if the step looks at what backward passes do.
 
+        Raises:
+            UsageError: The step looks at what backward passes do, for which all of the model would have to be there.
+        """
+        modules = [part for model in self.models for part in model.module.modules()]
+        whole = any(map(has_backward_hooks, modules))
+        again = self._run(whole, trial=True)
+        if self.lender is not None:
+            reference = self._run(False, trial=True)
+            reference.buffers = {}
+        else:
+            reference = self._run(again.whole or self.session.settings.verify == "gradients", trial=False)
+        reference.again = again.returned[0]
+        return reference
 
-def _run(
-    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch, seed: int,
-    values: dict[int, list[Tensor]], whole: bool, trial: bool, lender: Lender | None = None,
-) -> tuple[Reference, bool]:  # fmt: skip
-    """The values that one process gives, and True if the step looked at what backward passes do.
+    def _run(self, whole: bool, trial: bool) -> Reference:
+        """``trial``: only the first microbatch runs. ``whole``: backward passes run at once."""
+        if whole and self.lender is not None:
+            raise UsageError(GOES_BACK)
+        return self._once(whole, trial) or self._run(True, trial)
 
-    ``trial``: only the first microbatch runs. ``whole``: backward passes run. Where they do not, and the step looks at
-    what they do, the run ends early.
-    """
-    modules = [model.module for model in models]
-    if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
-        raise UsageError("the script has hooks on gradients that have grown, which would run once more")
-    args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
-    batch = replace(batch, args=args, kwargs=kwargs)
-    reference, asked = Reference(whole=whole), False
-    checkpoints = checkpoints_seen()
-    with _borrowed(session, models, function, batch, values) as outside:
-        for index in range(1 if trial else batch.microbatches):
-            alone = Alone(session.streams, seed, index, whole, outside, values, lender)
-            given, named = batch.slice(index)
-            with current_scale(batch.weight(index)):
-                reference.returned.append(alone.run(function, given, named))
-            del given, named
-            reference.given.append(alone.given)
-            reference.units.append(alone.units)
-            reference.dtypes |= alone.dtypes
-            reference.drew |= alone.drawn.keys()
-            asked = asked or alone.asked
-            if asked and not whole:
-                return reference, True
-        if whole:
-            reference.gradients = gradients_of(models)
-            reference.outside = [
-                (leaf, of_gradient(grad), of_gradient(leaf.grad))
-                for leaf, grad in outside.living()
-                if isinstance(leaf, nn.Parameter)
-            ]
-        if checkpoints_seen() == checkpoints:
-            reference.buffers = buffers_of(models)
-        if not trial:
-            session.proofs.left = state_elsewhere(models)
-    return reference, asked
+    def _once(self, whole: bool, trial: bool) -> Reference | None:
+        """None where the step looks at what backward passes do, and they do not run."""
+        modules, session = [model.module for model in self.models], self.session
+        if whole and any(foreign_hooks(parameter) for module in modules for parameter in module.parameters()):
+            raise UsageError("the script has hooks on gradients that have grown, which would run once more")
+        reference, checkpoints = Reference(whole=whole), checkpoints_seen()
+        with self._borrowed() as (batch, snapshot):
+            for index in range(1 if trial else batch.microbatches):
+                alone = Alone(session.streams, self.seed, index, whole, snapshot, self.values, self.lender)
+                given, named = batch.slice(index)
+                with current_scale(batch.weight(index)):
+                    reference.returned.append(alone.run(self.function, given, named))
+                del given, named
+                reference.given.append(alone.given)
+                reference.units.append(alone.units)
+                reference.dtypes |= alone.dtypes
+                reference.drew |= alone.drawn.keys()
+                if alone.asked and not whole:
+                    return None
+            if whole:
+                reference.gradients = gradients_of(self.models)
+                reference.outside = [
+                    (leaf, of_gradient(grad), of_gradient(leaf.grad))
+                    for leaf, grad in snapshot.leaves()
+                    if isinstance(leaf, nn.Parameter)
+                ]
+            if checkpoints_seen() == checkpoints:
+                reference.buffers = buffers_of(self.models)
+            if not trial:
+                session.proofs.left = state_elsewhere(self.models)
+        return reference
 
-
-@contextmanager
-def _borrowed(
-    session: Session, models: Sequence[Any], function: Callable[..., Any], batch: MiniBatch,
-    values: dict[int, list[Tensor]],
-) -> Iterator[Outside]:  # fmt: skip
-    """Inside, the models have ``values`` and run here as a whole; afterwards all is as it was. Gives what takes the
-    gradients of leaves that are none of the models'."""
-    modules, outside = [model.module for model in models], Outside()
-    with ExitStack() as stack:
-        stack.enter_context(lend(models, values))
-        kept = Kept({home for module in modules for home in homes_of(function, module)})
-        for thing in (function, batch.args, batch.kwargs, *modules):
-            kept.note(thing)
-        stack.callback(outside.give_back)
-        for number, module in enumerate(modules):
-            stack.enter_context(
-                without_side_effects(module, session.streams, None, kept=None if number else kept)
-            )
-        for model in models:
-            if model.reducer is not None:
-                stack.enter_context(model.reducer.suspend())
-        for names, left in session.proofs.left or ():
-            names.update(left)
-        for module in modules:
-            writes = ParameterWrites(module)
-            stack.callback(torch.no_grad()(writes.undo))
-            stack.enter_context(writes)
-        stack.enter_context(run_units_here({name: call for name, call, _ in units_of(models)}))
-        yield outside
+    @contextmanager
+    def _borrowed(self) -> Iterator[tuple[MiniBatch, Snapshot]]:
+        """Inside, the models have ``values`` and run here as a whole. Gives a copy of the batch."""
+        session, batch, given = self.session, self.batch, (self.batch.args, self.batch.kwargs)
+        with (
+            lend(self.models, self.values),
+            dry_run(session, self.models, self.function, given, "verify") as dry,
+            dry.snapshot().restored(None) as snapshot,
+            ExitStack() as stack,
+        ):
+            for model in self.models:
+                if model.reducer is not None:
+                    stack.enter_context(model.reducer.suspend())
+            for names, left in session.proofs.left or ():
+                names.update(left)
+            stack.enter_context(run_units_here({name: call for name, call, _ in units_of(self.models)}))
+            args, kwargs = dry.given
+            yield replace(batch, args=args, kwargs=kwargs), snapshot
 
 
 def state_elsewhere(models: Sequence[Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Flags, numbers and texts in the modules of other ranks, as this run leaves them; the next run begins so."""
     return [
-        (
-            vars(module),
-            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
-        )
+        (vars(module), {name: value for name, value in vars(module).items() if isinstance(value, CONSTANTS)})
         for model in models
         for unit in model.plan.units
         if unit.partition > 0

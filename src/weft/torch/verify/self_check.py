@@ -40,7 +40,8 @@ from weft.torch.interceptions import install
 from weft.torch.pytorch import private
 from weft.torch.pytorch.private import REFUSED
 from weft.torch.session.pipeline import Pipeline
-from weft.torch.session.random_streams import PYTHON, TORCH, Streams
+from weft.torch.session.random_streams import Streams
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.trace import trace
 from weft.transport import private_c10d
 from weft.transport.loopback import LoopbackChannel, connect
@@ -212,14 +213,11 @@ def try_out() -> dict[str, str]:
     """The faults, by the part of PyTorch that was tried; the process's random states stay as they were."""
     install()
     streams = Streams(CPU)
-    kept = streams.capture(TORCH | PYTHON)
-    try:
+    with Snapshot([], streams).restored(watch=False):
         torch.manual_seed(0)
         net, x = _Net(), torch.randn(2, 3)
         found = {part: _fault(net, x, run(), part == APART) for part, run in PARTS.items()}
         found[TRACE] = _trace_fault(net, x, streams)
-    finally:
-        streams.restore(kept)
     return {part: fault for part, fault in found.items() if fault}
 
 
@@ -258,7 +256,9 @@ def _trace_fault(net: _Net, x: Tensor, streams: Streams) -> str:
         rehearsing.backward([loss], [torch.ones_like(loss)])
 
     try:
-        traced = trace(net, step, torch.device("meta"), streams)  # meta: no huge pages are needed
+        traced = trace(
+            net, step, torch.device("meta"), Snapshot([net], streams)
+        )  # meta: no huge pages are needed
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if all(traced.records[name].calls for name in ("first", "second")) else "modules were not seen"

@@ -23,7 +23,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,21 +32,14 @@ from torch import Tensor, nn
 from weft.session.cut import Joined
 from weft.torch.calls.interception import intercepted
 from weft.torch.execution.gradients import Gradients, Tensors, root_gradients
-from weft.torch.execution.thread_settings import current_scale, rehearse
+from weft.torch.execution.thread_settings import current_scale, rehearsed
 from weft.torch.keras_layers import layers_evaluate
 from weft.torch.pytorch.private import any_autocast, call_of
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.pytree import map_tensors
-from weft.torch.trace.side_effects import (
-    Kept,
-    ParameterWrites,
-    copy_argument,
-    hand_to_step,
-    homes_of,
-    without_side_effects,
-)
+from weft.torch.trace.dry_run import Forward, dry_run, hand_to_step
 from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
 
 log = logging.getLogger("weft")
@@ -287,11 +279,8 @@ def _shown(parts: Outcome, whole: Outcome) -> str:
     return f"{one:.6g} as in one piece, but its gradients are others"
 
 
-class _Trial:
+class _Trial(Forward):
     """Runs the forward pass of a step, and leaves nothing behind. It takes the step's backward passes."""
-
-    going_back = False
-    outside_modules = True
 
     def __init__(
         self, session: Session, models: Sequence[Any], function: Callable[..., Any], weight: Weight
@@ -318,44 +307,27 @@ class _Trial:
         Raises:
             Incomparable: The step draws random numbers, has no backward pass, or cannot be run in this way.
         """
+        modules: list[nn.Module] = [model.module for model in self.models]
+        (least, most), numbers = stretch, torch.Generator("cpu").manual_seed(SEED)
+        self._factors = torch.empty(batch.size or 0, device="cpu").uniform_(least, most, generator=numbers)
         try:
-            with self._inside(batch) as arguments:
-                least, most = stretch
-                self._factors = least + (most - least) * torch.rand(
-                    batch.size or 0, generator=torch.Generator().manual_seed(SEED)
-                )
-                return self._collect(arguments, ranges)
+            with (
+                dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
+                dry.snapshot(self.weight).restored(None),
+                intercepted([(module, self._called(module)) for module in modules]),
+                torch.enable_grad(),
+                layers_evaluate(),
+                rehearsed(self),
+            ):
+                for module in modules:
+                    for part in module.modules():
+                        part.training &= part is module  # the module itself: losses may ask it
+                args, kwargs = dry.given
+                return self._collect(replace(batch, args=args, kwargs=kwargs), ranges)
         except Incomparable:
             raise
         except Exception as error:
             raise Incomparable(f"{type(error).__name__}: {error}") from error
-
-    @contextmanager
-    def _inside(self, batch: MiniBatch) -> Iterator[MiniBatch]:
-        """Inside, nothing that runs leaves anything behind; a copy of the batch."""
-        args, kwargs = map_tensors((batch.args, batch.kwargs), copy_argument)
-        modules: list[nn.Module] = [model.module for model in self.models]
-        kept = Kept({home for module in modules for home in homes_of(self.function, module)})
-        for thing in (self.function, args, kwargs, *modules):
-            kept.note(thing)
-        self.session.monitor.note("trace", self.session.steps + 1)
-        with self.session.rehearsing(), ExitStack() as stack:
-            for number, module in enumerate(modules):
-                writes = ParameterWrites(module)
-                stack.enter_context(
-                    without_side_effects(module, self.session.streams, None, writes, None if number else kept)
-                )
-                stack.enter_context(writes)
-                for part in module.modules():
-                    part.training &= part is module  # the module itself: losses may ask it
-            stack.enter_context(intercepted([(module, self._called(module)) for module in modules]))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(layers_evaluate())
-            rehearse(self)
-            try:
-                yield replace(batch, args=args, kwargs=kwargs)
-            finally:
-                rehearse(None)
 
     def _collect(self, batch: MiniBatch, ranges: Sequence[list[tuple[int, int]]]) -> Outcome:
         """The outcome of the step for these pieces of a batch, one after the other."""
@@ -402,11 +374,6 @@ class _Trial:
             for leaf, gradient in zip(leaves, found, strict=True):
                 if gradient is not None:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-
-    @contextmanager
-    def inside_function(self, name: str, given: Any) -> Iterator[None]:
-        """A function of the script's runs."""
-        yield
 
     def differ(self, whole: Outcome, parts: Outcome) -> bool:
         """True if rounding does not explain the difference.

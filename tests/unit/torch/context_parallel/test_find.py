@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.unit.torch.networks import CPU
 from weft.errors import FormatError
 from weft.torch.context_parallel import Sequences
 from weft.torch.context_parallel.find import find
+from weft.torch.session.random_streams import Streams
+from weft.torch.trace.dry_run import DryRun
 
 
 class Layer(nn.Module):
@@ -130,7 +133,10 @@ def test_the_model_is_as_before():
     net = nn.Sequential(Layer(lambda x: F.dropout(x, 0.5)), nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    find(net, lambda: net[1](net[0](torch.ones(2, 4, 8)).flatten(0, 1)), 2)
+    with DryRun([net], Streams(CPU)).forward(
+        lambda: net[1](net[0](torch.ones(2, 4, 8)).flatten(0, 1))
+    ) as run:
+        find(net, run, 2)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not any("forward" in vars(module) for module in net.modules())

@@ -18,10 +18,13 @@ from tests.parity.tensor_parallel_models import (
     Sorted,
     Stacked,
 )
+from tests.unit.torch.networks import CPU
+from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.experts.sharded_experts import Own, run_own
 from weft.torch.tensor_parallel.find import find
 from weft.torch.tensor_parallel.splits import Held, Linear
+from weft.torch.trace.dry_run import DryRun
 
 X = torch.randn(6, 5, WIDTH, generator=torch.Generator().manual_seed(0))
 
@@ -326,7 +329,8 @@ def test_the_model_stays_as_it_is() -> None:
     net.shared.eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    assert found(net).linears()
+    with DryRun([net], Streams(CPU)).forward(lambda: None):
+        assert found(net).linears()
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())

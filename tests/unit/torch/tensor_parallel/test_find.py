@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.parity.tensor_parallel_models import OWN
+from tests.unit.torch.networks import CPU
+from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.find import find
+from weft.torch.trace.dry_run import DryRun
 
 
 class Block(nn.Module):
@@ -154,7 +157,8 @@ def test_the_model_is_as_before():
     x = torch.randn(4, 8)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     state = torch.get_rng_state()
-    find(net, lambda: net(torch.rand(4, 8)), 2)
+    with DryRun([net], Streams(CPU)).forward(lambda: net(torch.rand(4, 8))) as run:
+        find(net, run, 2)
     assert torch.equal(state, torch.get_rng_state()) and not dist.is_initialized()
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all("forward" not in vars(module) for module in net.modules())

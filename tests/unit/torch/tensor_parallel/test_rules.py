@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from weft.torch.context_parallel.rules import OWN, Positions
 from weft.torch.pytorch.private import imagined_mesh
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated
-from weft.torch.tensor_parallel.functions import Functions, answer, forget
+from weft.torch.tensor_parallel.functions import Functions, answering
 from weft.torch.tensor_parallel.rules import RULES
 from weft.torch.tensor_parallel.shard_group import ShardGroup, new_name
 
@@ -79,11 +79,9 @@ def test_what_draws_sees_the_whole(kind: type[Functions], drawn: Callable[[Tenso
     take_plain_as_replicated()
     part = torch.rand(4, 2, 8, generator=torch.Generator().manual_seed(2))
     with imagined_mesh(2, "cpu", new_name()) as mesh:  # the second rank has what the first one has
-        functions = kind(ShardGroup(mesh, None, 0, 2))
-        answer(functions)
         torch.manual_seed(3)
-        found = drawn(DTensor.from_local(part, mesh, [Shard(0)], run_check=False))
-        forget(functions)
+        with answering(kind(ShardGroup(mesh, None, 0, 2))):
+            found = drawn(DTensor.from_local(part, mesh, [Shard(0)], run_check=False))
     assert not isinstance(found, DTensor)
     torch.manual_seed(3)
     torch.testing.assert_close(found, drawn(torch.cat([part, part])))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.unit.torch.networks import CPU, WIDTH, Block
 from weft.torch.session.random_streams import Streams
+from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.trace import trace
 
 ROWS = 4
@@ -19,7 +20,7 @@ def flows(
     net: nn.Module, names: list[str], run: Callable[[], object] | None = None
 ) -> list[tuple[str, tuple[str, ...], int]]:
     x = torch.randn(ROWS, WIDTH)
-    traced = trace(net, run or (lambda: net(x)), CPU, Streams(CPU))
+    traced = trace(net, run or (lambda: net(x)), CPU, Snapshot([net], Streams(CPU)))
     modules = net.named_modules()
     home = {
         name: number

@@ -17,8 +17,8 @@ from weft.torch.backward.weight_gradients import take_weights
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.pytorch.private import SLOT
 from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams, same_states
+from weft.torch.trace.dry_run import ParameterWrites, Snapshot
 from weft.torch.trace.saved_memory import SavedMemory
-from weft.torch.trace.side_effects import Kept, ParameterWrites
 from weft.torch.trace.trace import trace
 
 
@@ -61,7 +61,7 @@ def test_times_are_a_modules_own():
             return result
 
     net = nn.Sequential(Slow())
-    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Snapshot([net], Streams(CPU)), clock=clock)  # type: ignore[arg-type]
     assert {name: record.forward_s for name, record in found.records.items()} == {
         "": 0.0,
         "0": 6.0,
@@ -75,7 +75,7 @@ def backward_times(net: nn.Module, clock: SimpleNamespace) -> dict[str, float]:
     def run() -> None:
         rehearsal().backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
 
-    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    found = trace(net, run, CPU, Snapshot([net], Streams(CPU)), clock=clock)  # type: ignore[arg-type]
     return {name: record.backward_s for name, record in found.records.items() if record.backward_s}
 
 
@@ -110,7 +110,7 @@ def test_parts_of_a_modules_own_code_stand_behind_the_module_called_before_them(
     def step() -> None:
         rehearsal().backward(net(x))
 
-    found = trace(net, step, CPU, Streams(CPU), clock=clock)
+    found = trace(net, step, CPU, Snapshot([net], Streams(CPU)), clock=clock)
     order = {name: found.records[name].order for name in ("", "body", "head")}
     parts = dict(found.records[""].spread())
     assert list(parts) == [order[""], order["body"], order["head"]]
@@ -141,7 +141,7 @@ def test_logits_that_a_step_computes_in_chunks_take_no_memory_unless_it_returns_
         rehearsal().backward(loss)
         return logits if returned else loss
 
-    whole, chunked = (trace(net, step, CPU, Streams(CPU), chunked_loss=how) for how in ("off", "on"))
+    whole, chunked = (trace(net, step, CPU, Snapshot([net], Streams(CPU)), chunked_loss=how) for how in ("off", "on"))
     logits = 4 * rows * words
     assert whole.around.saved_bytes - chunked.around.saved_bytes == (0 if returned else logits)
     assert whole.around.largest_bytes == logits
@@ -179,7 +179,7 @@ def test_what_the_trace_does_before_the_backward_pass_counts_for_no_module(monke
     def run() -> None:
         rehearsal().backward([net(torch.randn(2, WIDTH)).sum()], [torch.ones(())])  # type: ignore[union-attr]
 
-    found = trace(net, run, CPU, Streams(CPU), clock=clock)  # type: ignore[arg-type]
+    found = trace(net, run, CPU, Snapshot([net], Streams(CPU)), clock=clock)  # type: ignore[arg-type]
     assert [record.backward_s for record in (*found.records.values(), found.around)] == [0.0] * 4
 
 
@@ -273,9 +273,7 @@ def test_what_modules_put_into_a_list_is_a_result_and_who_uses_it_is_noticed():
 
 def test_what_modules_put_where_other_microbatches_find_it_leaks():
     net = Fills([])
-    kept = Kept()
-    kept.note(net)
-    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Streams(CPU), kept=kept)
+    found = trace(net, lambda: net(torch.randn(2, WIDTH)), CPU, Snapshot([net], Streams(CPU)))
     assert found.leaking >= {"layers.0", "layers.1", "layers.2"} and net.store == []
 
 
@@ -365,7 +363,7 @@ def test_buffers_gradients_attributes_and_random_states_stay():
         assert rehearsal() is not None
         rehearsal().backward([loss], [torch.ones_like(loss)])
 
-    found = trace(net, run, CPU, streams)
+    found = trace(net, run, CPU, Snapshot([net], streams))
     assert same_states(states, streams.capture(TORCH | PYTHON | NUMPY))
     assert net.out.weight.grad is before and torch.equal(before, torch.ones(WIDTH, WIDTH))
     assert net.out.bias.grad is None and net.norm.weight.grad is None
@@ -386,7 +384,7 @@ def test_an_error_in_the_step_leaves_nothing_behind_either():
         raise ValueError("in the step")
 
     with pytest.raises(ValueError, match="in the step"):
-        trace(net, run, CPU, Streams(CPU))
+        trace(net, run, CPU, Snapshot([net], Streams(CPU)))
     assert torch.equal(net.norm.running_mean, mean) and rehearsal() is None
     assert not any(SLOT in module.__dict__ for module in net.modules())
 
@@ -401,6 +399,27 @@ def test_draws_from_numpy_are_noticed():
     assert traced(Draws(1)).numpy and not traced(Chain(1)).numpy
 
 
+class Reads(nn.Module):
+    """Uses a buffer, which another module writes after that where ``writes``."""
+
+    def __init__(self, mean: torch.Tensor, writes: bool) -> None:
+        super().__init__()
+        self.linear, self.writes = nn.Linear(WIDTH, WIDTH), writes
+        self.register_buffer("mean", mean)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x - self.mean)
+        if self.writes:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x
+
+
+def test_another_trace_knows_nothing_of_the_first_one():
+    mean = torch.zeros(WIDTH)
+    net = nn.Sequential(Reads(mean, False), Reads(mean, True))
+    assert [traced(net).leaking for _ in range(2)] == [set(), set()]
+
+
 def test_the_same_trace_again():
     one, other = traced(Tied()), traced(Tied())
     assert list(one.records) == list(other.records)
@@ -409,7 +428,7 @@ def test_the_same_trace_again():
 def test_only_parameters_that_are_written_are_copied_and_come_back():
     net = nn.Linear(2, 2)
     weight, bias = net.weight.detach().clone(), net.bias.detach().clone()
-    writes = ParameterWrites(net)
+    writes = ParameterWrites(net.parameters())
     with writes:
         net.weight.grad = torch.ones(2, 2)
         net.zero_grad()

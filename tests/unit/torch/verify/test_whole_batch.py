@@ -102,6 +102,17 @@ def test_a_step_of_the_scripts_own_is_told(loss: str, warned: bool, model, caplo
     assert len(told) == len([each for each in caplog.records if "rows in one piece" in each.getMessage()])
 
 
+def test_what_weights_count_is_counted_once_for_each_microbatch(model):
+    seen: list[int] = []
+
+    def weight(model: Any, x: Tensor, y: Tensor) -> int:
+        seen.append(len(x))
+        return len(x)
+
+    weft.step(step_of(LOSSES["mean"][0]), weight=weight)(model, *given())
+    assert seen == [4, 4, 4]
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_what_a_step_says_that_microbatches_weigh_counts(
     counted: bool, model, caplog: pytest.LogCaptureFixture

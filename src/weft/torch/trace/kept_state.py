@@ -1,14 +1,14 @@
-"""A user's step runs and leaves nothing behind: gradients, buffers, random states and the script's state are as before.
+"""The state that a script's code can reach and change: noted, and brought back after a dry run.
 
-The first step runs a microbatch several times, to measure it. Code that counts, collects or caches would do so too
-often:
+Code that counts, collects or caches would do so too often:
 
     history.append(loss.item())         a list that the step function knows
     self.calls += 1; self.mask = ...    attributes of the model's modules
     x.mul_(2)                           an argument, written in place
 
 So before the first run everything is noted that the step function can reach by its own names: closures and globals of
-its own file, arguments, modules, and in them containers and objects of classes that the script or the model defines.
+its own file, arguments, modules, and in them containers, arrays, and objects of classes that the script or the model
+defines, with the methods of modules.
 Objects of other libraries are left alone, because their threads may change them meanwhile.
 """
 
@@ -17,21 +17,15 @@ from __future__ import annotations
 import collections
 import functools
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterable
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from weft.torch.backward.autograd import Forget
 from weft.torch.calls.container_writes import fill
 from weft.torch.calls.placeholders import Placeholder
-from weft.torch.pytorch.private import storage_key, tables_of
-from weft.torch.pytorch.torch_functions import memory_written
-from weft.torch.session.random_streams import NUMPY, PYTHON, TORCH, Streams
 from weft.torch.tensors.pytree import CONSTANTS
 
 LARGE = 4096
@@ -44,12 +38,16 @@ class Kept:
 
     Args:
         homes: Names of the Python modules whose classes' objects are looked into.
+
+    Attributes:
+        parameters: Those that were reached, by id. They are only copied where something writes into them.
     """
 
     def __init__(self, homes: Iterable[str] = ()) -> None:
         self._homes = {home for home in homes if home.partition(".")[0] not in ("torch", "weft", "builtins")}
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], None]] = []
+        self.parameters: dict[int, nn.Parameter] = {}
 
     def bring_back(self) -> None:
         """Make all things hold again what they held when they were noted."""
@@ -83,19 +81,57 @@ class Kept:
             "numpy.random"
         ):
             self._generator(thing)
+        elif isinstance(thing, bytearray) or type(thing).__qualname__ == "ndarray":
+            self._array(thing)
         elif isinstance(thing, FunctionType):
             return self._function(thing)
+        elif isinstance(thing, (classmethod, staticmethod)):
+            return (thing.__func__,)
         elif isinstance(thing, MethodType):
             return (thing.__self__, thing.__func__)
-        elif isinstance(thing, (nn.Module, SimpleNamespace)) or self._is_home(thing):
-            return self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        elif isinstance(thing, functools.partial):
+            return (thing.func, thing.args, thing.keywords)
+        elif isinstance(thing, type):
+            return self._class(thing) if thing.__module__ in self._homes else ()
+        elif isinstance(thing, (nn.Module, SimpleNamespace)) or type(thing).__module__ in self._homes:
+            return self._object(thing)
         return ()
 
-    def _is_home(self, thing: Any) -> bool:
-        return not isinstance(thing, (type, ModuleType)) and type(thing).__module__ in self._homes
+    def _object(self, thing: Any) -> Iterable[Any]:
+        """Note the attributes of an object of a class that is looked into."""
+        kinds = [kind for kind in type(thing).__mro__ if kind.__module__ in self._homes]
+        held = [
+            (slot, slot.__get__(thing)) for kind in kinds for name, slot in vars(kind).items()
+            if isinstance(slot, MemberDescriptorType) and hasattr(thing, name)
+        ]  # fmt: skip
+        self._undo += [functools.partial(slot.__set__, thing, before) for slot, before in held]
+        inner = self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        return [*inner, *(before for _, before in held), *kinds]
+
+    def _class(self, kind: type) -> Iterable[Any]:
+        """Note what a class holds. Of its methods those are looked into that a step runs: others may know all data."""
+        before = dict(vars(kind))
+
+        def undo() -> None:
+            for name, value in before.items():
+                if vars(kind).get(name, _ABSENT) is not value:
+                    setattr(kind, name, value)
+
+        self._undo.append(undo)
+        runs = issubclass(kind, nn.Module)
+        return [each for name, each in before.items() if runs or name == "__call__" or not callable(each)]
+
+    def _array(self, array: Any) -> None:
+        everything = slice(None) if isinstance(array, bytearray) else ...
+        if everything is not ... or (array.flags.writeable and array.nbytes <= LARGE**2):  # more is data
+            self._undo.append(functools.partial(array.__setitem__, everything, array.copy()))
 
     def _tensor(self, tensor: Tensor) -> None:
-        if isinstance(tensor, nn.Parameter) or tensor.device.type == "meta" or tensor.layout != torch.strided:
+        self._container(vars(tensor))  # marks of the tracer among them
+        if isinstance(tensor, nn.Parameter):
+            self.parameters[id(tensor)] = tensor
+            return
+        if tensor.device.type == "meta" or tensor.layout != torch.strided:
             return
         content = tensor.detach().clone()
 
@@ -129,6 +165,8 @@ class Kept:
 
     def _function(self, function: FunctionType) -> Iterable[Any]:
         """Note what a function reaches by its own names: cells of its closure, globals of its file."""
+        if (function.__module__ or "").startswith("weft.torch."):  # a hook that watches the run
+            return ()
         found = []
         for cell in function.__closure__ or ():
             found.append(self._cell(cell))
@@ -196,123 +234,8 @@ def _names(code: CodeType) -> set[str]:
 
 def homes_of(function: Any, root: nn.Module) -> set[str]:
     """The Python modules of a step function, of the object that it is a method of, and of the classes of a model."""
+    while isinstance(function, functools.partial):
+        function = function.func
     inner, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
     own = {getattr(inner, "__module__", "__main__"), type(owner).__module__}
     return own | {type(module).__module__ for module in root.modules()}
-
-
-def copy_argument(tensor: Tensor) -> Tensor:
-    """A copy of an argument for a rehearsal, a leaf if the argument needs a gradient; of a parameter the parameter."""
-    if isinstance(tensor, nn.Parameter):
-        return tensor
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def hand_to_step(tensor: Tensor) -> Tensor:
-    """A view of a copied argument, for the step: no leaf, as a slice of a batch is none.
-
-    The view goes when the step ends, and writing into the view gives the copy no graph.
-    """
-    if isinstance(tensor, nn.Parameter):
-        return tensor
-    return (tensor if tensor.requires_grad else tensor.data).view_as(tensor)
-
-
-def forget_grad(parameter: Tensor) -> None:
-    """Drop a parameter's gradient: the trace needs none, so none takes memory until the end of the trace."""
-    parameter.grad = None
-
-
-class ParameterWrites(TorchFunctionMode):
-    """Keeps the values of those parameters of ``root`` that are written while this is active, and brings them back.
-
-    To copy all parameters would take as much memory again, and hardly any model writes into a parameter.
-    """
-
-    _harmless = frozenset(
-        {Tensor.grad.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined,union-attr]
-    )
-    """What changes a tensor, but not its values."""
-
-    def __init__(self, root: nn.Module) -> None:
-        super().__init__()
-        self._own: dict[int, list[nn.Parameter]] = {}
-        for parameter in root.parameters():
-            if parameter.device.type != "meta":
-                self._own.setdefault(storage_key(parameter), []).append(parameter)
-        self._kept: dict[nn.Parameter, Tensor] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for target in memory_written(func, args, kwargs or {}) if func not in self._harmless else ():
-            for parameter in self._own.get(storage_key(target), ()):
-                if parameter not in self._kept:
-                    self._kept[parameter] = parameter.detach().clone()
-        return func(*args, **(kwargs or {}))
-
-    def written(self) -> set[int]:
-        """The storages of the parameters that were ever written."""
-        return {storage_key(parameter) for parameter in self._kept}
-
-    def undo(self) -> None:
-        """Give the parameters that were ever written what they held before."""
-        for parameter, content in self._kept.items():
-            parameter.detach().copy_(content)
-
-
-@contextmanager
-def without_side_effects(
-    root: nn.Module,
-    streams: Streams,
-    forget: Callable[[Tensor], None] | None = forget_grad,
-    writes: ParameterWrites | None = None,
-    kept: Kept | None = None,
-) -> Iterator[None]:
-    """Whatever runs inside leaves parameters, buffers, plain attributes and random states as they were.
-
-    ``forget`` is called with each parameter that got its gradient, and drops the gradient at once. Without ``forget``
-    gradients go at the end. ``writes`` gives written parameters their values back. ``kept`` brings back what else was
-    noted.
-    """
-    numpy, streams.numpy = streams.numpy, True
-    states = streams.capture(TORCH | PYTHON | NUMPY)
-    grads = [(parameter, parameter.grad) for parameter in root.parameters()]
-    needed = [parameter.requires_grad for parameter, _ in grads]
-    buffers = [
-        (module, name, buffer, None if buffer is None else buffer.detach().clone())
-        for module in root.modules()
-        for name, buffer in tables_of(module)[1].items()
-    ]
-    plain = [
-        (
-            module,
-            {k: v for k, v in vars(module).items() if v is None or isinstance(v, (bool, int, float, str))},
-        )
-        for module in root.modules()
-    ]
-    handles = []
-    for parameter, _ in grads:
-        parameter.grad = None
-        if forget is not None and parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(Forget(forget)))
-    try:
-        yield
-    finally:
-        if writes is not None:
-            writes.undo()
-        for handle in handles:
-            handle.remove()
-        for (parameter, grad), need in zip(grads, needed, strict=True):
-            parameter.requires_grad_(need).grad = grad
-        with torch.no_grad():
-            for module, name, buffer, content in buffers:
-                tables_of(module)[1][name] = buffer
-                if buffer is None or content is None or buffer.device.type == "meta":
-                    continue
-                if not torch.equal(buffer, content):
-                    buffer.copy_(content)
-        for module, values in plain:
-            vars(module).update(values)
-        if kept is not None:
-            kept.bring_back()
-        streams.restore(states)
-        streams.numpy = numpy
