@@ -1,0 +1,309 @@
+"""Units move to other ranks between steps, and training goes on as if they had not; started by `test_rebalanced.py`.
+
+    rebalanced.py --folder FOLDER check...
+
+Times are not measured: `slow` says how much longer than traced each partition is busy. Every rank asserts for itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft.torch as weft
+from tests.parity.registry import Checks
+from weft.torch.split import rebalance
+
+CHECKS = Checks()
+given = CHECKS.given
+WIDTH, ROWS, BLOCKS = 16, 8, 8
+SOON = 3
+"""Ranks compare after so many steps here."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.inner = nn.Linear(WIDTH, 4 * WIDTH)
+        self.dropout = nn.Dropout(0.25)
+        self.outer = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.dropout(torch.tanh(self.inner(self.norm(x)))))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(BLOCKS))).double()
+
+
+def batches(count: int) -> list[Tensor]:
+    numbers = torch.Generator().manual_seed(3)
+    return [
+        torch.randn(ROWS * weft.rdp_size(), WIDTH, generator=numbers, dtype=torch.float64).tensor_split(
+            weft.rdp_size()
+        )[weft.rdp_rank()]
+        for _ in range(count)
+    ]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+@contextmanager
+def slow(*factors: float) -> Iterator[list[float]]:
+    """Inside, partitions are busy so many times as long as traced; the list may be changed between steps."""
+    now = list(factors)
+
+    def busy_s(session: Any) -> float:
+        (model,) = session.models
+        here = session.position("pp")
+        own = [unit.unit.time_ms for unit in model.plan.units if unit.partition == here]
+        return now[here] * sum(own) / 1e3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebalance, "busy_s", busy_s)
+        patch.setattr(rebalance, "STEPS", SOON)
+        yield now
+
+
+class Run:
+    """A training: its losses, and the places of blocks before each step."""
+
+    def __init__(
+        self,
+        made: Callable[[Any], torch.optim.Optimizer] = adam,
+        net: Callable[[], nn.Module] = network,
+        **settings: Any,
+    ) -> None:
+        gc.collect()
+        weft.shutdown()
+        weft.init({"partitions": 2, "microbatches": 4, "memory_weight": 0.0, "rebalance": True, **settings})
+        torch.manual_seed(5)
+        self.model = weft.DistributedModel(net())
+        self.optimizer = weft.DistributedOptimizer(made(self.model.parameters()))
+        self.losses: list[float] = []
+        self.places: list[tuple[int, ...]] = []
+
+        @weft.step
+        def train(model: Any, x: Tensor) -> Tensor:
+            loss = (model(x) - 1).square().mean()
+            model.backward(loss)
+            return loss
+
+        self.train = train
+
+    def go(self, data: list[Tensor], after: Callable[[int], object] = lambda number: None) -> Run:
+        for number, x in enumerate(data):
+            self.optimizer.zero_grad()
+            self.losses.append(self.train(self.model, x).reduce_mean().item())
+            self.places.append(self.place())
+            self.optimizer.step()
+            after(number)
+        return self
+
+    def place(self) -> tuple[int, ...]:
+        return tuple(self.model.owners[f"{number}.inner.weight"] for number in range(BLOCKS))
+
+    def moves(self) -> int:
+        return sum(one != other for one, other in zip(self.places, self.places[1:], strict=False))
+
+    def state(self) -> dict[str, Any]:
+        return copy.deepcopy({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+
+def same(one: Any, other: Any, where: str = "", most: float = 0.0) -> None:
+    """Equal to the last bit, or, where a sum has another order, but for this part."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), f"{where}: {one.keys() ^ other.keys()}"
+        for key in one:
+            same(one[key], other[key], f"{where}/{key}", most)
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{where}/{number}", most)
+    elif isinstance(one, Tensor):
+        torch.testing.assert_close(one, other, rtol=most, atol=most, msg=lambda text: f"{where}: {text}")
+    elif isinstance(one, float):
+        assert math.isclose(one, other, rel_tol=most), f"{where}: {one} {other}"
+    else:
+        assert one == other, f"{where}: {one} {other}"
+
+
+def both(
+    steps: int = 8, factors: tuple[float, ...] = (1.0, 2.5), **settings: Any
+) -> tuple[Run, dict[str, Any]]:
+    """A run whose units moved, and its state; losses, weights and states are those of a run that never moved."""
+    with slow(1.0, 1.0):
+        still = Run(**settings)
+        still.go(batches(steps))
+        assert still.moves() == 0
+        expected = still.losses, still.state()
+    with slow(*factors):
+        moving = Run(**settings)
+        moving.go(batches(steps))
+    assert moving.moves() > 0, moving.places
+    found = moving.losses, moving.state()
+    same(expected, found)
+    return moving, found[1]
+
+
+@CHECKS.check
+def training_goes_on_to_the_last_bit() -> None:
+    moving, _ = both()
+    assert sum(moving.places[-1]) < sum(moving.places[0])  # the second partition is slow
+    held = {name.split(".")[1] for name, _ in moving.model.local_named_parameters() if "inner" in name}
+    assert held == {str(n) for n, at in enumerate(moving.places[-1]) if at == weft.pp_rank()}
+    states = moving.optimizer.optimizer.state
+    for parameter in moving.model.parameters():
+        assert (parameter in states) == any(parameter is own for own in moving.model.local_parameters())
+
+
+@CHECKS.check
+def units_move_forth_and_back() -> None:
+    with slow(1.0, 1.0):
+        still = Run().go(batches(20))
+        expected = still.losses, still.state()
+    with slow(1.0, 2.5) as now:
+
+        def after(number: int) -> None:
+            if number == 7:
+                now[:] = [2.5, 1.0]
+            if number == 14:
+                now[:] = [1.0, 1.0]
+
+        moving = Run().go(batches(20), after)
+    assert moving.moves() == 3, moving.places
+    first, *_, last = moving.places
+    sums = [*map(sum, moving.places)]
+    assert first == last and min(sums) < sums[0] < max(sums), sums
+    same(expected, (moving.losses, moving.state()))
+
+
+@CHECKS.check
+def gradients_go_with_their_weights() -> None:
+    """Two steps add up; units move between them."""
+
+    def run(factor: float) -> Run:
+        with slow(1.0, factor):
+            made = Run()
+            schedule = torch.optim.lr_scheduler.StepLR(made.optimizer, 1, 0.5)
+            for number, x in enumerate(batches(9)):
+                made.losses.append(made.train(made.model, x).reduce_mean().item())
+                made.places.append(made.place())
+                if number % 3 == 2:
+                    torch.nn.utils.clip_grad_norm_(made.model.parameters(), 0.5)
+                    made.optimizer.step()
+                    schedule.step()
+                    made.optimizer.zero_grad()
+        return made
+
+    still = run(1.0)
+    expected = still.losses, still.state()
+    moving = run(2.5)
+    assert moving.moves() == 1 and moving.places[3] == moving.places[0] != moving.places[4]
+    same(expected, (moving.losses, moving.state()), most=1e-12)  # each partition has a part of the norm
+
+
+def groups(parameters: Any) -> torch.optim.Optimizer:
+    some = [*parameters]
+    return torch.optim.SGD([{"params": some[:7]}, {"params": some[7:], "lr": 0.1}], lr=0.05, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "groups": groups,
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.05),
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True, foreach=True),
+    "fused": lambda parameters: torch.optim.Adam(parameters, lr=0.01, fused=True),
+}
+
+
+@CHECKS.of_each(*OPTIMIZERS)
+def optimizers(name: str) -> None:
+    both(made=OPTIMIZERS[name])
+
+
+@CHECKS.check
+def states_outside_of_the_device_go_too() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        from weft.torch.offload import states
+
+        patch.setattr(states, "LEAST_BYTES", 1)
+        moving, _ = both(offload_optimizer=True, offload_activations=True)
+    assert moving.optimizer.offloaded is not None
+
+
+@CHECKS.of_each("gpipe", "interleaved_1f1b", "zb_h1", "zbv", "looped_bfs")
+def schedules(name: str) -> None:
+    both(pipeline=name, microbatches=4)
+
+
+@CHECKS.check
+def a_checkpoint_has_the_new_split() -> None:
+    with slow(1.0, 2.5):
+        moving = Run().go(batches(6))
+        weft.save_checkpoint(given.folder, "moved", model=moving.model, optimizer=moving.optimizer)
+        place = moving.place()
+        moving.go(batches(2))
+        expected = moving.losses[-2:], moving.state()
+    for settings in ({}, {"rebalance": False}, {"rebalance": False, "optimize": "memory"}):
+        with slow(1.0, 1.0):
+            resumed = Run(**settings)
+            weft.resume_from_checkpoint(given.folder, "moved", model=resumed.model, optimizer=resumed.optimizer)
+            resumed.go(batches(2))
+        assert (resumed.place() == place) == ("optimize" not in settings)
+        same(expected, (resumed.losses, resumed.state()))
+
+
+@CHECKS.check
+def reports_tell_of_the_new_split() -> None:
+    folder = given.folder / "recorded"
+    with slow(1.0, 2.5):
+        moving = Run(record=str(folder)).go(batches(6))
+    assert moving.moves() == 1
+    place = moving.place()
+    units = moving.model.plan.units
+    assert weft.partition_report().to_dict()["models"]
+    torch.distributed.barrier()
+    weft.shutdown()
+    run = read_run(folder)
+    for facts in run.facts.values():
+        assert {unit.name: unit.partition for unit in facts.units} == {u.name: u.partition for u in units}
+        assert facts.planned is not None and len(facts.planned.parts) == 2
+    assert place.count(0) > place.count(1)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def start() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    CHECKS.run(sys.argv[1:], start)
