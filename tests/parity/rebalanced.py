@@ -20,7 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.counted_costs import count_costs
 from tests.parity.registry import Checks
+from weft.errors import UsageError
+from weft.profiler.reading import read_run
 from weft.torch.split import rebalance
 
 CHECKS = Checks()
@@ -31,20 +34,25 @@ SOON = 3
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.25) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH)
         self.inner = nn.Linear(WIDTH, 4 * WIDTH)
-        self.dropout = nn.Dropout(0.25)
+        self.dropout = nn.Dropout(dropout)
         self.outer = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.outer(self.dropout(torch.tanh(self.inner(self.norm(x)))))
 
 
-def network() -> nn.Sequential:
+def network(dropout: float = 0.25) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(BLOCKS))).double()
+    return nn.Sequential(*(Block(dropout) for _ in range(BLOCKS))).double()
+
+
+def steady() -> nn.Module:
+    """Without chance, of which a unit's name is a part, and so how the model was opened."""
+    return network(0.0)
 
 
 def batches(count: int) -> list[Tensor]:
@@ -89,6 +97,7 @@ class Run:
     ) -> None:
         gc.collect()
         weft.shutdown()
+        count_costs()  # from the start again, so that two runs have the same split
         weft.init({"partitions": 2, "microbatches": 4, "memory_weight": 0.0, "rebalance": True, **settings})
         torch.manual_seed(5)
         self.model = weft.DistributedModel(net())
@@ -114,7 +123,9 @@ class Run:
         return self
 
     def place(self) -> tuple[int, ...]:
-        return tuple(self.model.owners[f"{number}.inner.weight"] for number in range(BLOCKS))
+        """The partitions of the blocks, by a weight of each."""
+        owners = self.model.owners.items()
+        return tuple(at for name, at in owners if name.endswith("inner.weight") or name.startswith("tables"))
 
     def moves(self) -> int:
         return sum(one != other for one, other in zip(self.places, self.places[1:], strict=False))
@@ -142,7 +153,7 @@ def same(one: Any, other: Any, where: str = "", most: float = 0.0) -> None:
 
 
 def both(
-    steps: int = 8, factors: tuple[float, ...] = (1.0, 2.5), **settings: Any
+    steps: int = 8, factors: tuple[float, ...] = (1.0, 2.5), most: float = 0.0, **settings: Any
 ) -> tuple[Run, dict[str, Any]]:
     """A run whose units moved, and its state; losses, weights and states are those of a run that never moved."""
     with slow(1.0, 1.0):
@@ -155,7 +166,7 @@ def both(
         moving.go(batches(steps))
     assert moving.moves() > 0, moving.places
     found = moving.losses, moving.state()
-    same(expected, found)
+    same(expected, found, most=most)
     return moving, found[1]
 
 
@@ -253,17 +264,17 @@ def schedules(name: str) -> None:
 @CHECKS.check
 def a_checkpoint_has_the_new_split() -> None:
     with slow(1.0, 2.5):
-        moving = Run().go(batches(6))
+        moving = Run(net=steady).go(batches(6))
         weft.save_checkpoint(given.folder, "moved", model=moving.model, optimizer=moving.optimizer)
         place = moving.place()
         moving.go(batches(2))
         expected = moving.losses[-2:], moving.state()
     for settings in ({}, {"rebalance": False}, {"rebalance": False, "optimize": "memory"}):
         with slow(1.0, 1.0):
-            resumed = Run(**settings)
+            resumed = Run(net=steady, **settings)
             weft.resume_from_checkpoint(given.folder, "moved", model=resumed.model, optimizer=resumed.optimizer)
             resumed.go(batches(2))
-        assert (resumed.place() == place) == ("optimize" not in settings)
+        assert (resumed.place() == place) == ("optimize" not in settings), settings
         same(expected, (resumed.losses, resumed.state()))
 
 
@@ -274,31 +285,245 @@ def reports_tell_of_the_new_split() -> None:
         moving = Run(record=str(folder)).go(batches(6))
     assert moving.moves() == 1
     place = moving.place()
-    units = moving.model.plan.units
+    places = {unit.name: unit.partition for unit in moving.model.plan.units if unit.partition >= 0}
     assert weft.partition_report().to_dict()["models"]
     torch.distributed.barrier()
     weft.shutdown()
     run = read_run(folder)
     for facts in run.facts.values():
-        assert {unit.name: unit.partition for unit in facts.units} == {u.name: u.partition for u in units}
+        assert {unit.name: unit.partition for unit in facts.units} == places
         assert facts.planned is not None and len(facts.planned.parts) == 2
     assert place.count(0) > place.count(1)
 
 
 class Tied(nn.Module):
+    """An embedding that is the head too, convolutions whose weights lie in another order, and weights under a norm."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(32, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.mixed = nn.utils.parametrizations.weight_norm(nn.Linear(4 * WIDTH, WIDTH))
+        self.more = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(WIDTH, 32, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed((x * 8).long() % 32).mean(1)
         for block in self.blocks:
+            x = block(x)
+        x = self.mixed(self.convolution(x.view(-1, 1, 4, WIDTH // 4)).flatten(1))
+        for block in self.more:
             x = block(x)
         logits: Tensor = self.head(x)
         return logits
+
+
+def tied() -> nn.Module:
+    torch.manual_seed(0)
+    return Tied().double()
+
+
+@CHECKS.check
+def tied_and_parametrised_weights_move() -> None:
+    moving, _ = both(net=tied, most=1e-9)  # a tied weight's gradient has two parts, which are added as they arrive
+    assert moving.model.owners["embed.weight"] == moving.model.owners["head.weight"]
+
+
+@CHECKS.check
+def weights_that_were_made_late_move() -> None:
+    def late() -> nn.Module:
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch, weft.delay_param_initialization():
+            from weft.torch import delayed_parameters
+
+            patch.setattr(delayed_parameters, "SMALL", 16)
+            return network()
+
+    both(net=late)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(64, WIDTH, sparse=True, mode="sum") for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x
+        for table in self.tables:
+            found = found + table((x * 16).long() % 64)
+        return found
+
+
+def sparse() -> nn.Module:
+    torch.manual_seed(0)
+    return Sparse().double()
+
+
+@CHECKS.check
+def sparse_gradients_go_too() -> None:
+    def run(factor: float) -> tuple[Any, tuple[int, ...]]:
+        with slow(1.0, factor):
+            made = Run(lambda parameters: torch.optim.SparseAdam([*parameters], lr=0.01), sparse)
+            for number, x in enumerate(batches(6)):
+                made.losses.append(made.train(made.model, x).reduce_mean().item())
+                if number % 2:
+                    made.optimizer.step()
+                    made.optimizer.zero_grad()
+            return (made.losses, made.state()), made.place()
+
+    expected, before = run(1.0)
+    found, after = run(2.5)
+    assert before != after
+    same(expected, found)
+
+
+@CHECKS.check
+def what_the_script_holds_stays_valid() -> None:
+    """Parameters, hooks on them, and a state that it loads after units have moved."""
+    with slow(1.0, 1.0):
+        still = Run().go(batches(8))
+        expected = still.losses, still.state()
+    with slow(1.0, 2.5):
+        moving = Run()
+        held = dict(moving.model.module.named_parameters())
+        seen: set[str] = set()
+        for name, parameter in held.items():
+            parameter.register_hook(lambda grad, name=name: seen.add(name))
+        start = moving.state()
+        moving.go(batches(8))
+        here = {name for name in held if moving.model.owners[name] == weft.pp_rank()}
+        same(expected, (moving.losses, moving.state()))
+        assert all(held[name] is parameter for name, parameter in moving.model.module.named_parameters())
+        seen.clear()
+        moving.go(batches(1))
+        assert seen == here
+        moving.model.load_state_dict(start["model"])
+        moving.optimizer.load_state_dict(start["optimizer"])
+        same(start["model"], moving.model.state_dict())
+        weft.shutdown()
+
+
+class Average:
+    """The averages of weights, as a script writes them by itself."""
+
+    def __init__(self, model: Any) -> None:
+        self.kept = [(p, p.detach().clone()) for p in model.parameters()]
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for parameter, average in self.kept:
+                average.mul_(0.5).add_(parameter, alpha=0.5)
+
+
+@CHECKS.check
+def averages_that_stay_behind_are_an_error() -> None:
+    with slow(1.0, 2.5):
+        moving = Run()
+        moving.go(batches(2))
+        average = Average(moving.model)
+        moving.go(batches(1), lambda _: average.follow())
+        with pytest.raises(UsageError):
+            moving.go(batches(3), lambda _: average.follow())
+
+
+class Adamish(torch.optim.SGD):
+    """Keeps something outside of its state."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.first = [torch.zeros_like(p) for group in self.param_groups for p in group["params"]]
+
+
+class Odd(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["kept"] = (1, 2)
+
+
+def view() -> nn.Module:
+    net = network()
+    net[0].turned = net[0].inner.weight.detach().t()
+    return net
+
+
+def counter() -> nn.Module:
+    net = network()
+
+    class Counts(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            return super().forward(x) * (1 + 1 / self.calls)
+
+    net[3] = Counts().double()
+    return net
+
+
+def extra() -> nn.Module:
+    class Extra(Block):
+        def get_extra_state(self) -> Any:
+            return 1
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    net = network()
+    net[3] = Extra().double()
+    return net
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "outside": ({"made": Adamish}, "Adamish keeps tensors outside of its state"),
+    "odd": ({"made": Odd}, "Odd keeps 'kept' of type tuple for a parameter"),
+    "view": ({"net": view}, "the attribute turned of 0 is a view of 0.inner.weight"),
+    "counter": ({"net": counter}, "3 keeps its attribute calls, which stays on its rank"),
+    "extra": ({"net": extra}, "3 has an extra state"),
+}
+
+
+@CHECKS.of_each(*REFUSED)
+def refused(name: str) -> None:
+    settings, text = REFUSED[name]
+    with slow(1.0, 2.5):
+        run = Run(**settings)
+        with pytest.raises(UsageError, match=text):
+            run.go(batches(5))
+        assert run.moves() == 0
+
+
+@CHECKS.check
+def two_models_and_plain_optimizers_are_refused() -> None:
+    with slow(1.0, 2.5):
+        run = Run()
+        other = weft.DistributedModel(network())
+        with pytest.raises(UsageError, match="there are several models"):
+            run.go(batches(1))
+        del other
+        run = Run()
+        plain = torch.optim.SGD(run.model.parameters(), lr=0.1)
+        run.train(run.model, batches(1)[0])
+        with pytest.raises(UsageError, match="this SGD is not wrapped"):
+            plain.step()
+
+
+@CHECKS.check
+def the_first_rank_says_what_moved_and_why() -> None:
+    with slow(1.0, 2.5), pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr(rebalance.log, "info", lambda text, *args: lines.append(text % args))
+        Run().go(batches(6))
+    told = [line for line in lines if line.startswith("rebalance: ")]
+    if weft.rank():
+        assert not told
+        return
+    (line,) = told
+    assert f"for {SOON} steps partition 1 takes 2.50 times as long as the split was made for" in line
+    assert "from partition 1 to 0. A step is expected to take " in line
 
 
 def start() -> None:
