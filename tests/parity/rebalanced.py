@@ -11,8 +11,9 @@ import copy
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -93,6 +94,7 @@ class Run:
         self,
         made: Callable[[Any], torch.optim.Optimizer] = adam,
         net: Callable[[], nn.Module] = network,
+        options: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
         gc.collect()
@@ -100,7 +102,7 @@ class Run:
         count_costs()  # from the start again, so that two runs have the same split
         weft.init({"partitions": 2, "microbatches": 4, "memory_weight": 0.0, "rebalance": True, **settings})
         torch.manual_seed(5)
-        self.model = weft.DistributedModel(net())
+        self.model = weft.DistributedModel(net(), **options)
         self.optimizer = weft.DistributedOptimizer(made(self.model.parameters()))
         self.losses: list[float] = []
         self.places: list[tuple[int, ...]] = []
@@ -156,7 +158,7 @@ def both(
     steps: int = 8, factors: tuple[float, ...] = (1.0, 2.5), most: float = 0.0, **settings: Any
 ) -> tuple[Run, dict[str, Any]]:
     """A run whose units moved, and its state; losses, weights and states are those of a run that never moved."""
-    with slow(1.0, 1.0):
+    with slow(*[1.0] * len(factors)):
         still = Run(**settings)
         still.go(batches(steps))
         assert still.moves() == 0
@@ -272,7 +274,9 @@ def a_checkpoint_has_the_new_split() -> None:
     for settings in ({}, {"rebalance": False}, {"rebalance": False, "optimize": "memory"}):
         with slow(1.0, 1.0):
             resumed = Run(net=steady, **settings)
-            weft.resume_from_checkpoint(given.folder, "moved", model=resumed.model, optimizer=resumed.optimizer)
+            weft.resume_from_checkpoint(
+                given.folder, "moved", model=resumed.model, optimizer=resumed.optimizer
+            )
             resumed.go(batches(2))
         assert (resumed.place() == place) == ("optimize" not in settings), settings
         same(expected, (resumed.losses, resumed.state()))
@@ -327,7 +331,9 @@ def tied() -> nn.Module:
 
 @CHECKS.check
 def tied_and_parametrised_weights_move() -> None:
-    moving, _ = both(net=tied, most=1e-9)  # a tied weight's gradient has two parts, which are added as they arrive
+    moving, _ = both(
+        net=tied, most=1e-9
+    )  # a tied weight's gradient has two parts, which are added as they arrive
     assert moving.model.owners["embed.weight"] == moving.model.owners["head.weight"]
 
 
@@ -347,7 +353,9 @@ def weights_that_were_made_late_move() -> None:
 class Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(64, WIDTH, sparse=True, mode="sum") for _ in range(BLOCKS))
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(64, WIDTH, sparse=True, mode="sum") for _ in range(BLOCKS)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found = x
@@ -377,6 +385,67 @@ def sparse_gradients_go_too() -> None:
     found, after = run(2.5)
     assert before != after
     same(expected, found)
+
+
+@CHECKS.check
+def replicas_move_together() -> None:
+    both(options={"gradient_as_bucket_view": True})
+    both(options={"backward_passes_per_step": 2, "broadcast_buffers": False}, offload_optimizer=True)
+    both(options={"bucket_cap_mb": 0.001}, all_reduce="direct")
+
+
+@CHECKS.check
+def a_replica_that_trains_faster_waits_for_the_slowest() -> None:
+    """Of the ranks of a partition the slowest counts."""
+    with slow(1.0, 1.0) as now:
+        moving = Run()
+        now[1] = 2.5 - weft.rdp_rank()
+        moving.go(batches(6))
+    assert moving.moves() == 1 and sum(moving.places[-1]) < sum(moving.places[0])
+
+
+@CHECKS.check
+def four_partitions() -> None:
+    moving, _ = both(factors=(1.0, 1.0, 2.5, 1.0), partitions=4)
+    assert moving.places[0].count(2) > moving.places[-1].count(2), moving.places
+    both(factors=(3.0, 1.0, 1.0, 1.0), partitions=4, pipeline="zb_h1")
+
+
+@CHECKS.check
+def other_steps_between_do_not_count() -> None:
+    """Evaluations, and a second function that trains."""
+
+    def run(factor: float) -> Run:
+        with slow(1.0, factor):
+            made = Run()
+
+            @weft.step
+            def another(model: Any, x: Tensor) -> Tensor:
+                loss = (model(x + 1) + 1).square().mean()
+                model.backward(loss)
+                return loss
+
+            @weft.step
+            def evaluate(model: Any, x: Tensor) -> Tensor:
+                with torch.no_grad():
+                    return model(x).mean()
+
+            def between(number: int) -> None:
+                made.optimizer.zero_grad()
+                made.losses.append(another(made.model, data[number]).reduce_mean().item())
+                made.optimizer.step()
+                made.model.eval()
+                made.losses.append(evaluate(made.model, data[number]).reduce_mean().item())
+                made.model.train()
+
+            data = batches(7)
+            return made.go(data, between)
+
+    still = run(1.0)
+    expected = still.losses, still.state()
+    moving = run(2.5)
+    assert moving.moves() == 1 and moving.places[SOON] == moving.places[0], moving.places
+    same(expected, (moving.losses, moving.state()))
 
 
 @CHECKS.check
@@ -481,7 +550,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "outside": ({"made": Adamish}, "Adamish keeps tensors outside of its state"),
     "odd": ({"made": Odd}, "Odd keeps 'kept' of type tuple for a parameter"),
     "view": ({"net": view}, "the attribute turned of 0 is a view of 0.inner.weight"),
-    "counter": ({"net": counter}, "3 keeps its attribute calls, which stays on its rank"),
     "extra": ({"net": extra}, "3 has an extra state"),
 }
 
@@ -497,13 +565,25 @@ def refused(name: str) -> None:
 
 
 @CHECKS.check
-def two_models_and_plain_optimizers_are_refused() -> None:
+def an_attribute_that_stays_ends_the_job() -> None:
+    """The rank that decides refuses it."""
+    Run(net=counter).go(batches(1))
+
+
+@CHECKS.check
+def what_hides_states_is_refused() -> None:
     with slow(1.0, 2.5):
         run = Run()
         other = weft.DistributedModel(network())
         with pytest.raises(UsageError, match="there are several models"):
             run.go(batches(1))
         del other
+        run = Run()
+        run.model.register_comm_hook(None, lambda state, bucket: bucket)
+        with pytest.raises(UsageError, match="a communication hook may keep something"):
+            run.go(batches(1))
+        with pytest.raises(UsageError, match="join.. does not fit rebalance"), run.model.join():
+            pass
         run = Run()
         plain = torch.optim.SGD(run.model.parameters(), lr=0.1)
         run.train(run.model, batches(1)[0])

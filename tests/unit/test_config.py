@@ -189,10 +189,22 @@ def test_digest_tells_settings_apart():
             {"rebalance": True, "deterministic": True},
             r'deterministic is true, .* rebalance true: write "deterministic": false, or "rebalance": false',
         ),
-        ({"rebalance": True, "auto_partition": False}, r'write "auto_partition": true, or "rebalance": false'),
-        ({"rebalance": True, "pipeline": "auto"}, r'pipeline is "auto", .* write "pipeline": "1f1b" or "gpipe" or'),
-        ({"rebalance": True, "tensor_parallel_degree": 2}, r'write "tensor_parallel_degree": 1, or "rebalance": fa'),
-        ({"rebalance": True, "shard_optimizer_state": True}, r'write "shard_optimizer_state": false, or "rebalance'),
+        (
+            {"rebalance": True, "auto_partition": False},
+            r'write "auto_partition": true, or "rebalance": false',
+        ),
+        (
+            {"rebalance": True, "pipeline": "auto"},
+            r'pipeline is "auto", .* write "pipeline": "1f1b" or "gpipe" or',
+        ),
+        (
+            {"rebalance": True, "tensor_parallel_degree": 2},
+            r'write "tensor_parallel_degree": 1, or "rebalance": fa',
+        ),
+        (
+            {"rebalance": True, "shard_optimizer_state": True},
+            r'write "shard_optimizer_state": false, or "rebalance',
+        ),
         (
             {"devices": "measured", "deterministic": True},
             r'devices is "measured", .* "devices": "1, 0.5" say',

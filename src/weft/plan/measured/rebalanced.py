@@ -147,8 +147,10 @@ def find_split(present: Present, steps: Sequence[Sequence[float]]) -> Better | N
 
 
 def _shifted(present: Present, stages: tuple[int, ...], speeds: Sequence[float]) -> tuple[int, ...]:
-    """The split with cuts shifted by a unit as long as that makes the simulated step shorter: a pipeline fills and drains,
-    and stages that are even are not always the best."""
+    """The split with cuts shifted by a unit as long as the simulated step gets shorter.
+
+    A pipeline fills and drains, so even stages are not always the best.
+    """
     best_s = present.step(stages, speeds).step_s
     while True:
         tried = [(present.step(each, speeds).step_s, each) for each in present.neighbours(stages)]

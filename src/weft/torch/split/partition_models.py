@@ -192,10 +192,10 @@ def make_plan(
             "%s stores tensors in an attribute or list instead of returning them, and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
         )  # fmt: skip
+    if session.settings.rebalance:
+        refuse(_kept_in_attributes(traced))
     settings, found, chosen = _decide(session, model, tree, link)
     _check_buffers(tree, set(found.opened))
-    if settings.rebalance:
-        refuse(_kept_in_attributes(traced, found.pieces))
     costs = piece_costs(found.pieces, settings)
     plan = _plan(tree, traced, set(found.opened), found.pieces, found.stages, found.partitions, costs)
     if settings.deterministic and not plan.serial and _mixes(plan, found):
@@ -399,14 +399,11 @@ def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
     return bool(found)
 
 
-def _kept_in_attributes(traced: Trace, pieces: list[Piece]) -> str:
-    """The attribute in which a unit keeps something from one microbatch to the next, in words; empty without any."""
+def _kept_in_attributes(traced: Trace) -> str:
+    """The first attribute in which a module keeps something for the next microbatch, in words; empty without any."""
     kept = (each for each in traced.attributes if each.carried and not (each.restored or each.lazy))
-    inside = [each for each in kept if any(is_below(f"{each.module}.", piece.name) for piece in pieces)]
-    return "".join(
-        f"{each.module} keeps its attribute {each.name}, which stays on its rank: make it a buffer"
-        for each in inside[:1]
-    )
+    words = "{} keeps its attribute {}, which stays on its rank: make it a buffer"
+    return next((words.format(*each.place) for each in kept if each.module or each.in_order), "")
 
 
 def _count_writes(traced: Trace, name: str) -> int:
