@@ -602,7 +602,7 @@ def the_first_rank_says_what_moved_and_why() -> None:
         assert not told
         return
     (line,) = told
-    assert f"for {SOON} steps partition 1 takes 2.50 times as long as the split was made for" in line
+    assert f"in the last {SOON} steps partition 1 took 2.50 times as long as the split was made for" in line
     assert "from partition 1 to 0. A step is expected to take " in line
 
 

@@ -109,7 +109,7 @@ class Better:
     Attributes:
         stages: The stage of each unit.
         speeds: How fast each rank is, as measured.
-        late: How many times as long as the split was made for each rank took, beside the quickest, at the least.
+        late: How many times as long as the split was made for each rank took, beside the quickest: see `find_split`.
         present_s: What the present split's step takes at these speeds.
         step: The step that is expected.
     """
@@ -123,6 +123,8 @@ class Better:
 
 def find_split(present: Present, steps: Sequence[Sequence[float]]) -> Better | None:
     """The split that takes over after these steps; None where the present one stays.
+
+    It stays unless a rank was late in four of five steps: other work comes and goes.
 
     ``steps``: of each the seconds that each rank was busy with a microbatch.
     """
@@ -165,13 +167,14 @@ def _speeds(present: Present) -> Sequence[float]:
 
 
 def _late(steps: Sequence[Sequence[float]], expected_s: Sequence[float]) -> list[float]:
-    """How many times as long as expected each rank took, beside the quickest: in the step where that was the least.
+    """How many times as long as expected each rank took at least, beside the quickest, in four of five steps.
 
     >>> _late([[1.0, 2.2], [1.1, 2.2]], [1.0, 1.0])
     [1.0, 2.0]
     """
     shares = [[busy / expected for busy, expected in zip(step, expected_s, strict=True)] for step in steps]
-    return [min(own) for own in zip(*([share / min(step) for share in step] for step in shares), strict=True)]
+    late = zip(*([share / min(step) for share in step] for step in shares), strict=True)
+    return [sorted(own)[len(own) // 5] for own in late]
 
 
 def by_speed(

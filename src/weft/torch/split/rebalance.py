@@ -32,7 +32,7 @@ from weft.torch.split.report import describe_units
 log = logging.getLogger("weft")
 
 STEPS = 10
-"""Ranks compare after so many steps; units move if all of them say so, and so not more often."""
+"""Ranks compare after so many steps, and so units do not move more often."""
 
 
 def busy_s(session: Session) -> float:
@@ -130,7 +130,7 @@ def refuse(fault: str) -> None:
 def _told(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: Better) -> str:
     """The move, why, and the gain that is expected, on one line."""
     late = [
-        f"partition {at} takes {factor:.2f} times as long"
+        f"partition {at} took {factor:.2f} times as long"
         for at, factor in enumerate(better.late)
         if factor > 1 + NOISE
     ]
@@ -143,7 +143,7 @@ def _told(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: 
     ]
     gain = 100 * (1 - better.step.step_s / better.present_s)
     return (
-        f"rebalance: for {STEPS} steps {' and '.join(late)} as the split was made for, beside the others: "
+        f"rebalance: in the last {STEPS} steps {' and '.join(late)} as the split was made for, beside the others: "
         f"{'; '.join(went)}. A step is expected to take {better.step.step_s * 1e3:.1f} ms instead of "
         f"{better.present_s * 1e3:.1f} ms (-{gain:.0f} %)"
     )

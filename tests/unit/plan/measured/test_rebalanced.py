@@ -27,6 +27,10 @@ def test_units_leave_a_rank_that_became_slower():
     assert found.step.step_s < 0.9 * found.present_s
 
 
+def test_one_step_of_five_may_be_as_planned():
+    assert find_split(PRESENT, [*steps(1.0, 2.0, count=4), EVEN]) is not None
+
+
 def test_no_neighbour_of_the_split_is_better():
     found = find_split(PRESENT, steps(1.0, 3.0))
     assert found is not None
@@ -44,12 +48,12 @@ def test_a_rank_that_became_quicker_gets_units_back():
     "busy",
     [
         steps(1.0, 1.05),
-        [*steps(1.0, 2.0, count=4), EVEN],
+        [*steps(1.0, 2.0, count=3), EVEN, EVEN],
         [*steps(1.0, 2.0, count=2), *steps(2.0, 1.0, count=3)],
         steps(1.0, 0.0),
         steps(3.0, 3.0),
     ],
-    ids=["noise", "one step as planned", "once this one, once that", "no time", "all are slower"],
+    ids=["noise", "two steps as planned", "once this one, once that", "no time", "all are slower"],
 )
 def test_the_split_stays(busy: list[list[float]]):
     assert find_split(PRESENT, busy) is None
