@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+class Step(NamedTuple):
+    """The seconds that a step took, and how much of a processor other work had meanwhile."""
+
+    took_s: float
+    others: float
 
 
 class Job:
@@ -75,14 +83,16 @@ class Job:
             model.backward(nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()))
 
         self._train = train
+        self.watch(os.getpid())
 
-    def step_s(self) -> float:
-        """Trains a step; the seconds that this rank took."""
+    def step(self) -> Step:
+        """Trains a step."""
+        self.others.share()
         start_s = time.perf_counter()
         self.optimizer.zero_grad()
         self._train(self.model, self.ids)
         self.optimizer.step()
-        return time.perf_counter() - start_s
+        return Step(time.perf_counter() - start_s, self.others.share())
 
     def split(self) -> tuple[int, ...]:
         """The partition of each unit."""
@@ -97,17 +107,48 @@ class Job:
         plan = moved(self.model.plan, dict(zip(names, split, strict=True)), (0, 1), self.model.plan.planned)
         move(current.session(), self.model, plan)
 
-    def until_moved(self) -> list[float]:
-        """Seconds of the steps until units move by themselves."""
-        first, found = self.split(), []
-        while self.split() == first and len(found) < STEPS:
-            found.append(self.step_s())
-        return found[:-1]
+    def watch(self, own: int, *more: int) -> None:
+        """From now on these processes of this rank's are none of the others'; all ranks call this together."""
+        from weft.torch.session import current
+        from weft.torch.session.collectives import gather_texts
+
+        texts = gather_texts(json.dumps([own, *more]), current.session().group("world"))
+        self.others = Others([number for text in texts for number in json.loads(text)])
+
+    def until_moved(self) -> int:
+        """The steps until units move by themselves."""
+        first, count = self.split(), 0
+        while self.split() == first and count < STEPS:
+            self.step()
+            count += 1
+        return count
 
 
-def quick(steps_s: list[float]) -> float:
-    """The first decile: other work on the machine makes steps longer, never shorter."""
-    return quantiles(steps_s, n=10)[0]
+def quick_ms(steps: list[Step]) -> float:
+    """The median of the quarter of the steps beside which other work took the least time."""
+    quiet = sorted(steps, key=lambda step: step.others)[: max(1, len(steps) // 4)]
+    return 1e3 * median(step.took_s for step in quiet)
+
+
+class Others:
+    """The share of the machine's processors that other processes have."""
+
+    def __init__(self, own: list[int]) -> None:
+        self._own = own
+        self._last = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        own = 0.0
+        for number in self._own:
+            fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+            own += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), machine.busy_s(), own
+
+    def share(self) -> float:
+        """Since the last call."""
+        before, self._last = self._last, self._now()
+        passed, busy, own = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(0.0, busy - own) / passed
 
 
 def busy_beside(core: int, count: int) -> list[subprocess.Popen[bytes]]:
@@ -122,31 +163,32 @@ def work(given: argparse.Namespace) -> None:
 
     cores = sorted(os.sched_getaffinity(0))
     job = Job(given.small)
-    alone_s = [job.step_s() for _ in range(8)][2:]
+    alone = [job.step() for _ in range(14)][2:]
     first = job.split()
     current.session().rebalance = Rebalance(())  # what it has noted so far was another machine
     busy = busy_beside(cores[1], given.busy) if job.rank == 1 else []
     try:
-        waited = len(job.until_moved())
+        job.watch(os.getpid(), *(each.pid for each in busy))
+        waited = job.until_moved()
         job.until_moved()  # a second time, where the times of the first were not enough
         after = job.split()
         current.session().rebalance = None
         cuts = sorted({split.index(1) for split in (first, after) if 1 in split})
         around = range(max(1, cuts[0] - 1), min(len(first), cuts[-1] + 3))
         splits = [(0,) * cut + (1,) * (len(first) - cut) for cut in around]
-        took: dict[tuple[int, ...], list[float]] = {split: [] for split in (*splits, first, after)}
+        took: dict[tuple[int, ...], list[Step]] = {split: [] for split in (*splits, first, after)}
         for _ in range(given.rounds):
             for split, own in took.items():
                 job.use(split)
-                own += [job.step_s() for _ in range(2 + given.steps)][2:]
+                own += [job.step() for _ in range(2 + given.steps)][2:]
     finally:
         for each in busy:
             each.kill()
     if job.rank == 0:
-        steps_ms = {split: 1e3 * quick(own) for split, own in took.items()}
+        steps_ms = {split: quick_ms(own) for split, own in took.items()}
         best = min(steps_ms, key=lambda split: steps_ms[split])
         rows = {
-            "both ranks alike, first split": (first, 1e3 * quick(alone_s)),
+            "both ranks alike, first split": (first, quick_ms(alone)),
             "one rank slow, first split": (first, steps_ms[first]),
             "after rebalance": (after, steps_ms[after]),
             "best split by trying": (best, steps_ms[best]),
