@@ -13,27 +13,16 @@ from .jobs import FOLDER, PATHS, pass_checks
 from .rebalanced import CHECKS
 
 ENDS = "an_attribute_that_stays_ends_the_job"
-HERE = [name for name in CHECKS if name != ENDS]
-REPLICAS = [
-    "training_goes_on_to_the_last_bit",
-    "gradients_go_with_their_weights",
-    "replicas_move_together",
-    "a_replica_that_trains_faster_waits_for_the_slowest",
-]
-FOUR = ["four_partitions"]
-ALSO = [*REPLICAS[2:], *FOUR]
+FOUR = ["replicas_move_together", "a_replica_that_trains_faster_waits_for_the_slowest", "four_partitions"]
+BOTH = ["training_goes_on_to_the_last_bit", "gradients_go_with_their_weights"]
+LAYOUTS = [(2, [name for name in CHECKS if name not in (ENDS, *FOUR)]), (4, [*BOTH, *FOUR])]
 
 
-@pytest.mark.timeout(600)
-def test_units_move(tmp_path: Path):
-    pass_checks("rebalanced.py", [name for name in HERE if name not in ALSO], 2, "--folder", str(tmp_path))
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("checks", some_of(2, [REPLICAS, FOUR]), ids=["some", "all"])
-def test_units_move_in_larger_jobs(checks: list[list[str]], tmp_path: Path):
-    for names in checks:
-        pass_checks("rebalanced.py", names, 4, "--folder", str(tmp_path))
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
+def test_units_move(layouts: list[tuple[int, list[str]]], tmp_path: Path):
+    for ranks, checks in layouts:
+        pass_checks("rebalanced.py", checks, ranks, "--folder", str(tmp_path))
 
 
 def test_what_cannot_move_ends_the_job():
