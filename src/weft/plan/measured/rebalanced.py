@@ -167,7 +167,7 @@ def _speeds(present: Present) -> Sequence[float]:
 
 
 def _late(steps: Sequence[Sequence[float]], expected_s: Sequence[float]) -> list[float]:
-    """How many times as long as expected each rank took at least, beside the quickest, in four of five steps.
+    """The factor by which each rank took longer than expected, beside the quickest, at least in four of five steps.
 
     >>> _late([[1.0, 2.2], [1.1, 2.2]], [1.0, 1.0])
     [1.0, 2.0]

@@ -66,7 +66,7 @@ class Rebalance:
         Raises:
             UsageError: Something has come up that cannot move.
         """
-        if len(self._busy_s) < STEPS:
+        if len(self._busy_s) < STEPS or not session.settings.rebalance:  # a later init may end it
             return
         own, self._busy_s = json.dumps([self._busy_s, why_not(session)]), []
         with record_preparation(session), session.doing("the comparison of the ranks' times"):
