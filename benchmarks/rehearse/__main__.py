@@ -2,8 +2,9 @@
 
     python -m benchmarks.rehearse [NAME ...]
 
-A rank's memory is the most that it had resident in a step after the second one, less what it had before the
-model was made, and less what that is for a tiny model (threads, code that is loaded by a step). Large freed buffers go back to the system at once, so that it is what is in use.
+A rank's memory is the most that it had resident in a step after the second one, less what it had before the model was
+made, and less what that is for a tiny model (threads, code that is loaded by a step). Large freed buffers go back to the
+system at once, so that it is what is in use.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def whisper() -> tuple[nn.Module, dict[str, Tensor]]:
 MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, dict[str, Tensor]]], int]] = {
     made.__name__: (made, ranks)
     for made, ranks in (
-        (tiny, 2), (perceptron, 2), (gpt2, 2), (llama, 2), (qwen3, 3), (mixtral, 2), (bert, 4), (t5, 2), (vit, 2), (resnet, 2),
-        (whisper, 2),
+        (tiny, 2), (perceptron, 2), (gpt2, 2), (llama, 2), (qwen3, 3), (mixtral, 2), (bert, 4), (t5, 2),
+        (vit, 2), (resnet, 2), (whisper, 2),
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from weft.checks import Check, Choice, Flag, Number, Speeds, Steps, Text, Whole, WholeOrWord
 from weft.errors import ConfigError, FormatError, UsageError
-from weft.schedule.table import KINDS, SECOND_NAMES, named
+from weft.schedule.table import KINDS, SECOND_NAMES, having, named
 from weft.untrusted import MOST_RANKS, parse_json, read_text, shown, shown_path, shown_text
 
 ALIASES = {"pipeline_parallel_degree": "partitions"}
@@ -73,6 +73,12 @@ class Settings:
         Speeds(("alike", "measured")),
         "how fast the ranks of the partitions are beside each other, for a split by time (with PyTorch). alike; "
         'measured: the first step measures it; numbers by partition: "1, 0.5"',
+    )
+    rebalance: bool = _setting(
+        False,
+        Flag(),
+        "units move to other ranks between two steps where a rank has become slower or faster (with PyTorch), see "
+        "docs/splitting.md#ranks-that-become-slower",
     )
     executor: Literal["graph", "eager"] = _setting(
         "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
@@ -501,11 +507,12 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f"sharded_data_parallel_degree is {complete['sharded_data_parallel_degree']} beside both of "
             f'{" and ".join(TP_DEGREES)}: write "sharded_data_parallel_degree": 1, or 1 for one of these two'
         )
-    for degree, others in _ONLY_WITH.items():
-        if complete[degree] > 1:
+    for chief, others in _ONLY_WITH.items():
+        value, without = complete[chief], Settings.__dataclass_fields__[chief].default
+        if value != without:
             faults += [
-                f"{name} is {json.dumps(complete[name])}, which does not fit {degree} {complete[degree]}: write "
-                f'"{name}": {" or ".join(map(json.dumps, fitting))}, or "{degree}": 1'
+                f"{name} is {json.dumps(complete[name])}, which does not fit {chief} {json.dumps(value)}: write "
+                f'"{name}": {" or ".join(map(json.dumps, fitting))}, or "{chief}": {json.dumps(without)}'
                 for name, fitting in others.items()
                 if complete[name] not in fitting
             ]
@@ -536,8 +543,13 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "context_parallel_degree": {
         "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "per_rank"],
     },
+    "rebalance": {
+        "deterministic": [False], "auto_partition": [True], "compression": [""], "shard_optimizer_state": [False],
+        "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1], "context_parallel_degree": [1],
+        "pipeline": having(lambda kind: not kind.measured),
+    },
 }  # fmt: skip
-"""What other settings must be where a degree is above 1."""
+"""What other settings must be where one of these is not as by default."""
 
 
 def _advice(setting: Field[Any], value: object) -> str:

@@ -15,6 +15,7 @@ def test_defaults():
         "microbatches": 1,
         "pipeline": "1f1b",
         "devices": "alike",
+        "rebalance": False,
         "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
@@ -183,6 +184,26 @@ def test_digest_tells_settings_apart():
         (
             {"devices": "1, 2, 3", "partitions": 2},
             r"devices has 3 numbers .* for 2 partitions: write one for each",
+        ),
+        (
+            {"rebalance": True, "deterministic": True},
+            r'deterministic is true, .* rebalance true: write "deterministic": false, or "rebalance": false',
+        ),
+        (
+            {"rebalance": True, "auto_partition": False},
+            r'write "auto_partition": true, or "rebalance": false',
+        ),
+        (
+            {"rebalance": True, "pipeline": "auto"},
+            r'pipeline is "auto", .* write "pipeline": "1f1b" or "gpipe" or',
+        ),
+        (
+            {"rebalance": True, "tensor_parallel_degree": 2},
+            r'write "tensor_parallel_degree": 1, or "rebalance": fa',
+        ),
+        (
+            {"rebalance": True, "shard_optimizer_state": True},
+            r'write "shard_optimizer_state": false, or "rebalance',
         ),
         (
             {"devices": "measured", "deterministic": True},

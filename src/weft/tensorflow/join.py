@@ -162,7 +162,7 @@ def _check_backend() -> None:
 def _check(settings: Settings) -> None:
     """Refuse what only weft.torch can do."""
     only = {
-        "devices": "alike", "shard_optimizer_state": False, "sharded_data_parallel_degree": 1,
+        "devices": "alike", "rebalance": False, "shard_optimizer_state": False, "sharded_data_parallel_degree": 1,
         "offload_activations": False, "offload_optimizer": False, "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
     }  # fmt: skip

@@ -245,7 +245,7 @@ class DistributedModel(nn.Module):
     @property
     def averages(self) -> bool:
         """True if gradients are those of the mean over the mini-batch, not of a sum."""
-        return self.average_grads_across_microbatches and self._comm_hook is None
+        return self.average_grads_across_microbatches and not self.has_comm_hook
 
     # --- the partition --------------------------------------------------------------------------------------
 
@@ -482,6 +482,11 @@ class DistributedModel(nn.Module):
             yield
             return
         settings = current.session().settings
+        if settings.rebalance:
+            raise UsageError(
+                "join() does not fit rebalance, for which all replicas compare their times: give all replicas the same "
+                "number of batches, or leave rebalance out"
+            )
         if settings.shard_optimizer_state or settings.sharded_data_parallel_degree > 1:
             raise UsageError(
                 "join() does not fit shard_optimizer_state and sharded_data_parallel_degree, because every replica is "
@@ -507,6 +512,11 @@ class DistributedModel(nn.Module):
             )
         self._comm_hook = state, hook
         self._use_comm_hook()
+
+    @property
+    def has_comm_hook(self) -> bool:
+        """True if a communication hook averages gradients."""
+        return self._comm_hook is not None
 
     def _use_comm_hook(self) -> None:
         if self._comm_hook is not None and self.reducer is not None:

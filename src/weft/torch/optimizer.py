@@ -245,6 +245,12 @@ class DistributedOptimizer(Optimizer):
             if not mine and parameter in self.optimizer.state:
                 del self.optimizer.state[parameter]
 
+    def take_over(self, weight: Tensor, entry: dict[str, Any]) -> None:
+        """Keep this for a parameter that this rank updates from now on."""
+        self.optimizer.state[weight] = entry
+        if self.offloaded is not None:
+            self.offloaded.put_away([weight])
+
     def stepped_on(self) -> list[tuple[Tensor, Tensor]]:
         """Each parameter of the model with the tensor that the wrapped optimizer steps on: the same one here."""
         return [(weight, weight) for weight in self.weights()]
@@ -399,6 +405,12 @@ def warn_of_plain_optimizers() -> None:
         if isinstance(optimizer, DistributedOptimizer):
             return
         if any(parameter._weft_owner is not None for parameter in parameters):
+            if session.settings.rebalance:
+                raise UsageError(
+                    f"rebalance moves parameters to other ranks, but this {type(optimizer).__name__} is not wrapped, "
+                    "and what it keeps for them would stay: write optimizer = "
+                    f'weft.DistributedOptimizer({type(optimizer).__name__}(...)), or "rebalance": false'
+                )
             seen.add(optimizer)
             if session.rank == 0:
                 warn(

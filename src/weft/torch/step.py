@@ -68,6 +68,7 @@ class Step:
         self._orders: dict[Any, Order] = {}
         self.latest: int | None = None
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
+        self._generation = 0
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +114,8 @@ class Step:
         batch = self._decide_number(session, batch)
         batch = self._weigh(session, batch)
         self._look_at_models(session, batch)
+        if session.rebalance is not None:
+            session.rebalance.look(session)
         proof = self._put_in_place(session, pending, batch)
         results = self._compute(session, batch, proof)
         self._conclude(session, batch)
@@ -287,9 +290,13 @@ class Step:
         session.check_whole()
         session.count_step(self._evaluates(session))
         order = self._order(session, batch.microbatches)
+        if self._generation != session.pipeline.generation:  # units may be elsewhere
+            self._generation, self.latest = session.pipeline.generation, None
         run = StepRun(self.name, self.function, self.detach_outputs, self.latest, session, batch, order)
         results = run.run(proof)
         self._trains |= run.trained
+        if session.rebalance is not None and run.trained:
+            session.rebalance.add(session, self.name)
         self.latest = max(self.latest or 0, *run.latest)
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)

@@ -12,7 +12,7 @@ from weft.errors import ConfigError
 from weft.tensorflow.join import _check
 
 ONLY_PYTORCH: dict[str, Any] = {
-    "devices": "measured", "shard_optimizer_state": True, "sharded_data_parallel_degree": 2,
+    "devices": "measured", "rebalance": True, "shard_optimizer_state": True, "sharded_data_parallel_degree": 2,
     "offload_activations": True, "offload_optimizer": True, "chunked_loss": "on", "tensor_parallel_degree": 2,
     "context_parallel_degree": 2, "inputs": "first",
 }  # fmt: skip

@@ -109,6 +109,12 @@ def filled(tensor: Tensor, values: Sequence[Tensor]) -> Iterator[None]:
         tensor.__class__ = kind
 
 
+def put_values(tensor: Tensor, values: Sequence[Tensor]) -> None:
+    """Let a tensor hold these values from now on, those that it is made of; a placeholder is none any more."""
+    tensor.__class__ = kind_of(tensor)
+    _put(tensor, values)
+
+
 def _put(tensor: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """Let a tensor hold these values, one of each that it is made of; those that it held."""
     if not is_wrapped(tensor):

@@ -90,7 +90,7 @@ def defer_heads(model: nn.Module, chunked_loss: str) -> None:
             unit = interceptor_of(module)
             if unit is None:
                 intercept(module, Head(module, call_of(module), least_bytes))
-            elif isinstance(unit, UnitCall):
+            elif isinstance(unit, UnitCall) and not isinstance(unit.inner, Head):
                 unit.inner = Head(module, unit.inner, least_bytes)
 
 

@@ -71,7 +71,7 @@ class OffloadedStates:
             results.append(groups.step())
             for weight in bucket:
                 weight.grad = None
-            self._put_away(bucket)
+            self.put_away(bucket)
         return results[0]
 
     @torch.no_grad()
@@ -86,7 +86,7 @@ class OffloadedStates:
             own = [numbers[id(weight)] for weight in bucket]
             some = {number: states[number] for number in own if number in states}
             optimizer.load_state_dict({**content, "state": {**rest, **some}})
-            self._put_away(bucket)
+            self.put_away(bucket)
             loaded.update(optimizer.state)
         optimizer.state.update(loaded)
         self._finish()
@@ -125,7 +125,7 @@ class OffloadedStates:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _put_away(self, bucket: Sequence[Tensor]) -> None:
+    def put_away(self, bucket: Sequence[Tensor]) -> None:
         """Bring the states of these parameters to where they wait."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))

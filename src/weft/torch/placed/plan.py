@@ -44,6 +44,7 @@ class PlannedUnit:
         traced: Whether the trace has called it.
         reads: Whether it may use what other units have put into lists, dicts and objects.
         hooks: Its forward hooks that run with it; see ``calls.own_hooks``.
+        tied: Units of the same word must lie on one partition; empty for a unit that may lie anywhere.
     """
 
     unit: Unit
@@ -54,6 +55,7 @@ class PlannedUnit:
     traced: bool = True
     reads: bool = True
     hooks: tuple[str, ...] = ()
+    tied: str = ""
 
     @property
     def name(self) -> str:

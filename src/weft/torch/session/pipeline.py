@@ -176,6 +176,11 @@ class Pipeline:
             self.told &= used
             self.generation += 1
 
+    def forget_calls(self) -> None:
+        """Between two steps: units are elsewhere from now on, and all that is known of calls is learned anew."""
+        self.specs, self.told = {}, set()
+        self.generation += 1
+
     def next_serial(self) -> int:
         """A number for a new unit, the same on every rank, so that units of two models are never mistaken."""
         self.units += 1

@@ -62,6 +62,8 @@ class Session(base.Session):
         agreement: What this rank has that all must have alike, an ``Agreement``.
         activations: What autograd keeps outside of the device, an ``Activations``; None without
             ``offload_activations``.
+        rebalance: Who compares the times of ranks and moves units between steps, a ``Rebalance``; None without the
+            setting.
     """
 
     device: torch.device
@@ -80,6 +82,7 @@ class Session(base.Session):
     proofs: Proofs = field(default_factory=Proofs)
     agreement: Any = None
     activations: Any = None
+    rebalance: Any = None
 
     @property
     def channel(self) -> Channel | None:

@@ -22,16 +22,17 @@ from dataclasses import dataclass, replace
 from weft.config import Settings
 from weft.graph.model import Graph
 from weft.partition.chain.chain import split
-from weft.partition.chain.exact import exact
 from weft.partition.cost import unit_costs
-from weft.partition.problem import Device, Problem
 from weft.plan.fill_drain_skew import least_step, shift_cuts
+from weft.plan.measured.rebalanced import by_speed
 from weft.plan.v_apex import turns
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensors.pytree import bytes_of
 from weft.torch.trace.record import Record
 
 GRAINS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+MOVABLE = 0.5
+"""Units that move to other ranks later are not to take more than this of an even stage, as far as modules open."""
 CALL_S = 50e-6
 """What a call of a unit or an operation of the glue costs each rank, seconds: measured in steps of a GPT on two."""
 MICROBATCH_S = 2e-3
@@ -88,7 +89,7 @@ def choose(
         return tried[known]
 
     best: Choice | None = None
-    for grain in GRAINS:
+    for grain in (grain for grain in GRAINS if grain <= MOVABLE or not settings.rebalance):
         option = attempt(_larger(tree, grain / len(layout)))
         if best is None or option.beats(best, 1e-9):
             best = option
@@ -176,11 +177,11 @@ def _place(
     pieces = [piece for piece in tree.pieces(opened) if not piece.floating]
     costs = piece_costs(pieces, settings)
     if stages is None and settings.speeds:
-        stages = _by_speed(pieces, settings, layout)
+        stages = [*by_speed(graph_of(pieces), settings.speeds, layout, settings.memory_weight)]
     elif stages is None:
         groups = [piece.tied for piece in pieces]
         stages = shift_cuts(costs, split(costs, len(layout), groups), len(layout), late, groups)
-    closed = _close(tree, opened, pieces, stages)
+    closed = opened if settings.rebalance else _close(tree, opened, pieces, stages)
     if closed != opened:
         where = {piece.name: at for piece, at in zip(pieces, stages, strict=True)}
         opened = closed
@@ -202,20 +203,6 @@ def _place(
     }
     idle = settings.partitions - len(holding)
     return Choice(frozenset(opened), pieces, stages, partitions, costs, score, calls, crossing_s, idle)
-
-
-def _by_speed(pieces: list[Piece], settings: Settings, layout: list[int]) -> list[int]:
-    """The stage of each unit where ranks are unlike: the slowest stage is as quick as it can be."""
-    devices = tuple(Device(settings.speeds[rank]) for rank in layout)
-    waiting = (max(1, (settings.partitions + 1) // 2),) * len(layout)
-    problem = Problem(
-        graph_of(pieces),
-        len(layout),
-        devices=devices,
-        memory_weight=settings.memory_weight,
-        in_flight=waiting,
-    )
-    return list(exact(problem).partitions)
 
 
 def homes(tree: Tree, pieces: list[Piece]) -> dict[str, int]:

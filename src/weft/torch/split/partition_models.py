@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from weft.analysis.run import Unit as Recorded
 from weft.config import Settings
 from weft.errors import PlacementError, UsageError
 from weft.graph.model import Unit
@@ -30,6 +29,7 @@ from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.model import DistributedModel
 from weft.torch.placed.apply import apply
+from weft.torch.placed.move import why_not
 from weft.torch.placed.plan import Plan, PlannedUnit, is_below
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.device import device_bytes, limit_bytes
@@ -42,6 +42,8 @@ from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_
 from weft.torch.split.memory_room import decide_optimize, fits
 from weft.torch.split.microbatch_number import decide_number, need_cut
 from weft.torch.split.open_modules import Choice, graph_of, piece_costs
+from weft.torch.split.rebalance import Rebalance, refuse
+from weft.torch.split.report import describe_units
 from weft.torch.split.sharding import find_sequences
 from weft.torch.split.unit_tree import Piece, Tree
 from weft.torch.tensor_parallel import Splits, refuse_whole
@@ -68,6 +70,8 @@ def partition_models(
 
     All are traced before any is split, because the step may call each of them.
     """
+    if session.settings.rebalance:
+        refuse(why_not(session))
     if session.settings.devices == "measured":
         session.decide(devices=measure_speeds(session))
     plans = []
@@ -92,7 +96,7 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
-        tell_units(session, _described(plan), measured)
+        tell_units(session, describe_units(plan), measured)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
@@ -111,6 +115,8 @@ def partition_models(
             if plan.sequences is not None:
                 log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))
+    if session.settings.rebalance:
+        session.rebalance = Rebalance(session.settings.speeds)
     if session.settings.tensor_parallel_degree > 1:
         found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
         tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
@@ -142,20 +148,6 @@ def cut_by_decided_number(
             log.info("%s", reasons)
     session.decide_number(number, reasons)
     return prepare(function, batch.args, batch.kwargs, batch.cut, number)
-
-
-def _described(plan: Plan) -> Iterator[Recorded]:
-    """The units of a plan, for a recording."""
-    for planned in plan.units:
-        if planned.partition != FLOATING:
-            unit = planned.unit
-            yield Recorded(
-                unit.name,
-                planned.partition,
-                unit.forward_ms / 1e3,
-                unit.backward_ms / 1e3,
-                unit.parameter_bytes,
-            )
 
 
 def _plan_text(
@@ -200,6 +192,8 @@ def make_plan(
             "%s stores tensors in an attribute or list instead of returning them, and cannot be opened, "
             "because it is compiled or has backward hooks. So what calls it stays on one partition as a whole", name,
         )  # fmt: skip
+    if session.settings.rebalance:
+        refuse(_kept_in_attributes(traced))
     settings, found, chosen = _decide(session, model, tree, link)
     _check_buffers(tree, set(found.opened))
     costs = piece_costs(found.pieces, settings)
@@ -339,6 +333,7 @@ def _plan(
             _count_writes(traced, unit.name),
             stage,
             *_known(traced, unit.name),
+            tied=unit.group or "",
         )
         for unit, stage, at, cost in zip(graph_of(pieces).units, stages, partitions, costs, strict=True)
     ]
@@ -402,6 +397,13 @@ def _must_follow(traced: Trace, units: Sequence[str]) -> bool:
             "it be a buffer of the module that writes and uses it", ", ".join(found),
         )  # fmt: skip
     return bool(found)
+
+
+def _kept_in_attributes(traced: Trace) -> str:
+    """The first attribute in which a module keeps something for the next microbatch, in words; empty without any."""
+    kept = (each for each in traced.attributes if each.carried and not (each.restored or each.lazy))
+    words = "{} keeps its attribute {}, which stays on its rank: make it a buffer"
+    return next((words.format(*each.place) for each in kept if each.module or each.in_order), "")
 
 
 def _count_writes(traced: Trace, name: str) -> int:

@@ -1,12 +1,16 @@
-"""Reports for people: the partition's table, the timeline of the last step."""
+"""Reports: the partition's table, the timeline of the last step, the units for recordings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from weft.analysis.run import Unit as Recorded
 from weft.errors import UsageError
 from weft.report.placement import ModelPlacement, PartitionReport
 from weft.timeline import Timeline
+from weft.torch.execution.unit_call import FLOATING
+from weft.torch.placed.plan import Plan
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_texts
 
@@ -34,6 +38,20 @@ def partition_report(model: Any = None) -> PartitionReport:
         ),
         "\n".join(filter(None, (session.decided.number_reasons, "" if chosen is None else chosen.reasons))),
     )
+
+
+def describe_units(plan: Plan) -> Iterator[Recorded]:
+    """The units of a plan, for a recording."""
+    for planned in plan.units:
+        if planned.partition != FLOATING:
+            unit = planned.unit
+            yield Recorded(
+                unit.name,
+                planned.partition,
+                unit.forward_ms / 1e3,
+                unit.backward_ms / 1e3,
+                unit.parameter_bytes,
+            )
 
 
 def recorded_timeline() -> Timeline:

@@ -141,7 +141,9 @@ def test_logits_that_a_step_computes_in_chunks_take_no_memory_unless_it_returns_
         rehearsal().backward(loss)
         return logits if returned else loss
 
-    whole, chunked = (trace(net, step, CPU, Snapshot([net], Streams(CPU)), chunked_loss=how) for how in ("off", "on"))
+    whole, chunked = (
+        trace(net, step, CPU, Snapshot([net], Streams(CPU)), chunked_loss=how) for how in ("off", "on")
+    )
     logits = 4 * rows * words
     assert whole.around.saved_bytes - chunked.around.saved_bytes == (0 if returned else logits)
     assert whole.around.largest_bytes == logits
