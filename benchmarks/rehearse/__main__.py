@@ -2,8 +2,8 @@
 
     python -m benchmarks.rehearse [NAME ...]
 
-A rank's memory is the most that it had resident in a step after the second one, less what it had before the model was
-made, and less what that is for a tiny model (threads, code that is loaded by a step). Large freed buffers go back to the
+A rank's memory is the most that it had resident in a step after the second one, less what it had before the model
+was made, and less what that is for a tiny model (threads, code that a step loads). Large freed buffers go back to the
 system at once, so that it is what is in use.
 """
 
