@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import UsageError
@@ -18,6 +18,8 @@ from weft.transport.channel import Key, Mailbox, Message
 _thread = threading.local()
 END = "\0"
 """A place that a microbatch has passed when it has ended."""
+BEYOND = 1 << 59
+"""More often than a microbatch passes any place."""
 
 
 def present() -> Microbatch | None:
@@ -69,15 +71,33 @@ class Worker:
         self.turn.release()
 
 
+class Visits:
+    """How often microbatches of one function pass each place; the first one that ends tells, in its first step."""
+
+    def __init__(self) -> None:
+        self._known = False
+        self._times: dict[str, int] = {}
+
+    def most(self, place: str) -> int:
+        """So often at most; beyond all numbers if nobody knows yet, or if it was not always the same."""
+        return self._times.get(place, 0) if self._known else BEYOND
+
+    def end(self, times: Mapping[str, int]) -> None:
+        """A microbatch has ended, which has passed places so often."""
+        self._known = True
+        for place, number in times.items():
+            self._times[place] = number if self._times.get(place, number) == number else BEYOND
+
+
 class Microbatch:
     """State of one microbatch on this rank: what it does next, and what it waits for.
 
     ``phase`` is "F" until the backward pass begins, then "B"; ``stage`` is where it is, ``entering`` whether that still
     has to be granted, and ``worked`` whether anything was computed there. ``waiting`` is the message it waits for,
-    ``follows`` the place (by name) and the number of times that ``before``, the microbatch before it, must have passed
-    it. ``passes`` counts the backward passes that have begun; ``latest``: as many had when it last followed;
-    ``expected``: as many had at most in earlier steps, if any. ``given_up``: places that the next microbatch has passed
-    because this one was not expected there any more.
+    ``follows`` the place (by name) that ``before``, the microbatch before it, must have passed as often as it will.
+    ``passes`` counts the backward passes that have begun; ``latest``: as many had when it last followed; ``expected``:
+    as many had at most in earlier steps, if any. ``visits``: how often microbatches pass each place; ``overtaken``:
+    places that the next microbatch has passed.
     """
 
     def __init__(
@@ -89,12 +109,13 @@ class Microbatch:
         self.entering = True
         self.worked = False
         self.waiting: tuple[int, Key] | None = None
-        self.follows: tuple[str, int] | None = None
+        self.follows: str | None = None
         self.before = before
         self.times: dict[str, int] = {}
         self.passes = self.latest = 0
         self.expected: int | None = None
-        self.given_up: set[str] = set()
+        self.visits: Visits | None = None
+        self.overtaken: set[str] = set()
         self.what: str = ""
         self.done = False
         self.result: Any = None
@@ -137,28 +158,16 @@ class Microbatch:
             message = self.executor.mailbox.take(peer, key)
         return message
 
-    def follow(self, place: str, least: int = 0) -> None:
-        """Wait until the microbatch before has passed ``place`` as often as this one will have, and ``least`` times; or
-        has begun the backward pass after which none came there in earlier steps. So what is kept there sees them in
-        order.
-
-        Raises:
-            UsageError: The next microbatch has been there, because this one was not expected any more.
-        """
-        if place in self.given_up:
-            raise UsageError(
-                f"{place} has buffers, which microbatches change in order. A microbatch calls it after its backward "
-                f"pass number {self.passes}, later than in the steps before, and the next microbatch has called it "
-                "already: call it as late in the first step too, or before that backward pass"
-            )
+    def follow(self, place: str) -> None:
+        """Wait until the microbatch before has passed ``place`` as often as microbatches do, or has begun the backward
+        pass after which none came there in earlier steps. So what is kept there sees them in order."""
         self.latest = self.passes
-        times = max(least, self.times.get(place, 0) + 1)
-        self.follows = place, times
+        self.follows = place
         while not self._in_order():
             self._yield()
         self.follows = None
-        if self.before is not None and self.before.times.get(place, 0) < times:
-            self.before.given_up.add(place)
+        if self.before is not None:
+            self.before.overtaken.add(place)
 
     def follow_whole(self) -> None:
         """Wait until the microbatch before has ended: what is added up from here on is added in order."""
@@ -168,8 +177,20 @@ class Microbatch:
         """It holds nothing any more, and only waits for others."""
         self.executor.let_go(self)
 
-    def passed(self, place: str) -> None:
+    def passed(self, place: str, wrote: bool = False) -> None:
+        """It has been there once more; ``wrote``: it has changed what is kept there.
+
+        Raises:
+            UsageError: The next microbatch has been there before, which in one process sees what this one wrote.
+        """
         self.times[place] = self.times.get(place, 0) + 1
+        if wrote and place in self.overtaken:
+            raise UsageError(
+                f"{place} has buffers or attributes, which microbatches change in order. A microbatch calls it "
+                f"{self.times[place]} times, after {self.passes} backward passes, more often or later than in the "
+                "steps before, and the next microbatch has called it already: let the first step that calls this "
+                "function do it as often and as late"
+            )
 
     @property
     def waits_for(self) -> str:
@@ -186,10 +207,12 @@ class Microbatch:
     def _in_order(self) -> bool:
         if self.follows is None or self.before is None:
             return True
-        place, times = self.follows
-        if place == END:
+        if self.follows == END:
             return self.before.done
-        return self.before.over() or self.before.times.get(place, 0) >= times
+        least = self.times.get(self.follows, 0) + 1
+        if self.visits is not None:
+            least = max(least, self.visits.most(self.follows))
+        return self.before.over() or self.before.times.get(self.follows, 0) >= least
 
     def waits_before_backward(self) -> bool:
         """True if the rank does anything else between the forward and the backward pass of its stage."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft.errors import SplitError, UsageError
+from weft.runtime.microbatch import Visits
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
 from weft.session.recording import record_forward, record_preparation, record_step
@@ -68,6 +69,8 @@ class Step:
         self._orders: dict[Any, Order] = {}
         self.latest: int | None = None
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
+        self.visits = Visits()
+        """How often a microbatch calls each module with buffers."""
         self._generation = 0
         functools.update_wrapper(self, function, updated=())
 
@@ -291,8 +294,10 @@ class Step:
         session.count_step(self._evaluates(session))
         order = self._order(session, batch.microbatches)
         if self._generation != session.pipeline.generation:  # units may be elsewhere
-            self._generation, self.latest = session.pipeline.generation, None
-        run = StepRun(self.name, self.function, self.detach_outputs, self.latest, session, batch, order)
+            self._generation, self.latest, self.visits = session.pipeline.generation, None, Visits()
+        run = StepRun(
+            self.name, self.function, self.detach_outputs, self.latest, self.visits, session, batch, order
+        )
         results = run.run(proof)
         self._trains |= run.trained
         if session.rebalance is not None and run.trained:

@@ -10,7 +10,7 @@ from typing import Any
 from weft.errors import PeerError
 from weft.runtime.executor import Checks
 from weft.runtime.lockstep import LockstepOrder
-from weft.runtime.microbatch import Microbatch
+from weft.runtime.microbatch import Microbatch, Visits
 from weft.schedule.order import Order
 from weft.session.recording import record_first
 from weft.session.step_check import StepCheck
@@ -36,6 +36,7 @@ class StepRun:
         detach_outputs: Returned tensors carry no graph.
         expected: After how many backward passes a microbatch of the last step has still called a module with buffers,
             if any step has run.
+        visits: How often microbatches call each module with buffers.
 
     Attributes:
         batch: The mini-batch; what its microbatches weigh is what the pipeline's first rank says.
@@ -46,11 +47,11 @@ class StepRun:
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], detach_outputs: bool, expected: int | None, session: Session,
-        batch: MiniBatch, order: Order,
+        self, name: str, function: Callable[..., Any], detach_outputs: bool, expected: int | None, visits: Visits,
+        session: Session, batch: MiniBatch, order: Order,
     ) -> None:  # fmt: skip
         assert session.executor is not None and session.pipeline is not None
-        self._name, self._function, self._expected = name, function, expected
+        self._name, self._function, self._expected, self._visits = name, function, expected, visits
         self._session, self._order = session, order
         self._pipeline, self._executor = session.pipeline, session.executor
         self.batch = batch
@@ -133,11 +134,12 @@ class StepRun:
 
     def _body(self, microbatch: Microbatch) -> Any:
         """The result of one microbatch; on a thread of its own."""
-        microbatch.expected = self._expected
+        microbatch.expected, microbatch.visits = self._expected, self._visits
         if self._serial:
             microbatch.follow_whole()
         result = self._run_microbatch(microbatch)
         self.latest.append(microbatch.latest)
+        self._visits.end(microbatch.times)
         if self._pipeline.own:
             self._pipeline.own.leave(microbatch.index, self._pipeline.rank)
         return result

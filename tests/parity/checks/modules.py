@@ -53,6 +53,40 @@ def batch_normalisation() -> None:
 
 
 @check
+def another_step_calls_modules_more_often_than_the_traced_one() -> None:
+    """Their statistics see the microbatches in order, from its first step on."""
+
+    def once(backward: Callable[[Tensor], None], model: nn.Module, batch: Any) -> None:
+        backward(squared_error(model, batch))
+
+    def twice(backward: Callable[[Tensor], None], model: nn.Module, batch: Any) -> None:
+        backward(squared_error(model, batch))
+        backward(F.mse_loss(model(batch["y"]), batch["x"]))
+
+    batches, alone = vectors(steps=4, rows=32), seeded(Normalised)
+    optimizer = sgd(alone.parameters())
+    for number, batch in enumerate(batches):
+        for at in range(MICROBATCHES):
+            part = {name: tensor.chunk(MICROBATCHES)[at] for name, tensor in batch.items()}
+            (once if number < 2 else twice)(lambda loss: (loss / MICROBATCHES).backward(), alone, part)
+        optimizer.step()
+        optimizer.zero_grad()
+    start()
+    model = weft.DistributedModel(seeded(Normalised))
+    optimizer = sgd(model.parameters())
+    steps = [
+        weft.step(lambda model, batch, way=way: way(model.backward, model, batch)) for way in (once, twice)
+    ]
+    for number, batch in enumerate(batches):
+        steps[number // 2](model, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = alone.state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@check
 def running_statistics_are_exact() -> None:
     """The first step traces a microbatch: it must count once, as in one process."""
     batches = vectors(steps=1, rows=32)

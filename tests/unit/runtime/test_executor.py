@@ -15,10 +15,10 @@ import pytest
 
 from tests.unit.runtime.toys import chain, one_rank, put_all
 from weft import schedule
-from weft.errors import PeerError, StallError
+from weft.errors import PeerError, StallError, UsageError
 from weft.runtime import executor as executor_module
 from weft.runtime.executor import Executor, Hooks
-from weft.runtime.microbatch import Cancelled, Microbatch
+from weft.runtime.microbatch import Cancelled, Microbatch, Visits
 from weft.schedule.order import Order
 from weft.schedule.schedule import Action
 from weft.transport.channel import VALUE, Key, Mailbox, Message
@@ -101,11 +101,12 @@ def test_another_microbatch_goes_on_when_one_waits(executor: Executor):
     assert events == ["0 waits", "1 sends", "0 has 42"]
 
 
-def followers(executor: Executor, visits: int, least: int) -> list[str]:
+def followers(executor: Executor, visits: int, known: Visits) -> list[str]:
     """Two microbatches pass a place `visits` times each; what the first needs for each comes only when it must."""
     events: list[str] = []
 
     def body(microbatch: Microbatch) -> None:
+        microbatch.visits = known
         for visit in range(visits):
             if microbatch.index == 0:
                 microbatch.receive(1, Key(VALUE, 0, 0, visit))
@@ -113,9 +114,9 @@ def followers(executor: Executor, visits: int, least: int) -> list[str]:
                 events.append("1 is there")
                 for number in range(visits):
                     executor.mailbox.put(1, Message(Key(VALUE, 0, 0, number)))
-            microbatch.follow("place", least)
+            microbatch.follow("place")
             events.append(f"{microbatch.index} passes")
-            microbatch.passed("place")
+            microbatch.passed("place", wrote=True)
         if microbatch.index == 0:
             microbatch.begin("B")
 
@@ -124,15 +125,44 @@ def followers(executor: Executor, visits: int, least: int) -> list[str]:
 
 
 def test_whoever_follows_waits_for_the_one_before(executor: Executor):
-    assert followers(executor, 1, 0) == ["1 is there", "0 passes", "1 passes"]
+    assert followers(executor, 1, passed(1)) == ["1 is there", "0 passes", "1 passes"]
 
 
-def test_it_waits_for_as_many_times_as_asked(executor: Executor):
-    assert followers(executor, 2, 2) == ["1 is there", "0 passes", "0 passes", "1 passes", "1 passes"]
+def passed(*times: int) -> Visits:
+    """What is known after microbatches have passed the place so often."""
+    known = Visits()
+    for number in times:
+        known.end({"place": number})
+    return known
 
 
-def test_the_end_of_the_forward_pass_is_enough(executor: Executor):
-    assert followers(executor, 2, 5) == ["1 is there", "0 passes", "0 passes", "1 passes", "1 passes"]
+@pytest.mark.parametrize("times", [(), (2,), (2, 2), (1, 2), (2, 3), (5,)])
+def test_it_waits_for_as_many_times_as_microbatches_pass(executor: Executor, times: tuple[int, ...]):
+    """Until the one before has ended, if that is not known, was not always the same, or is more than it does."""
+    assert followers(executor, 2, passed(*times)) == [
+        "1 is there",
+        "0 passes",
+        "0 passes",
+        "1 passes",
+        "1 passes",
+    ]
+
+
+def test_one_that_passes_more_often_than_others_did_is_refused(executor: Executor):
+    known, key = passed(1), Key(VALUE, 0, 0, 0)
+
+    def body(microbatch: Microbatch) -> None:
+        microbatch.visits = known
+        for visit in range(2 - microbatch.index):
+            if visit:
+                microbatch.receive(1, key)
+            microbatch.follow("place")
+            microbatch.passed("place", wrote=True)
+        executor.mailbox.put(1, Message(key))
+
+    told = "place has buffers .* calls it 2 times, after 0 backward passes, more often"
+    with pytest.raises(UsageError, match=told):
+        executor.run([body] * 2, order_of("0F0 0F1 0B0 0B1"))
 
 
 def test_the_one_that_could_run_and_stands_first_is_next(executor: Executor):

@@ -39,6 +39,7 @@ from weft.torch.pytorch.private import (
     no_torch_function,
     pop_mode,
     push_mode,
+    version,
 )
 from weft.torch.session.pipeline import Pipeline
 from weft.torch.tensors.marks import unwritten
@@ -55,11 +56,11 @@ class UnitCall:
     """Stands for ``module.__call__``.
 
     ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
-    (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to write its buffers.
-    ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set;
-    ``toggled``: its parameters of which the step says whether they need gradients.
-    ``traced``: whether the trace has called it, so that one knows what it writes. ``reads``: whether it may use what
-    other units have left in containers and objects. ``hooks``: the names of its forward hooks that run with it.
+    (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to leave something to
+    the next one. ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that
+    others set; ``toggled``: its parameters of which the step says whether they need gradients. ``traced``: whether the
+    trace has called it, so that one knows what it writes. ``reads``: whether it may use what other units have left in
+    containers and objects. ``hooks``: the names of its forward hooks that run with it.
     """
 
     def __init__(
@@ -206,6 +207,14 @@ class UnitCall:
             self.pipeline.own.add(attributes, attribute)
             attributes[attribute] = value
 
+    def versions(self) -> list[tuple[int, int]]:
+        """Its buffers, and how often each was written."""
+        return [(id(buffer), version(buffer)) for buffer in self.module.buffers()]
+
+    def has_written(self, before: list[tuple[int, int]]) -> bool:
+        """True if it has written into its buffers since they were as ``before``, or what it writes is no buffer."""
+        return self.versions() != before if before else self.writes > 0
+
     def may_run_again(self, inputs: Any) -> bool:
         """True if an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
         if not has_objects(inputs):
@@ -257,6 +266,8 @@ class PlainCall:
         self.contents = Contents((*args, *kwargs.values()))
         self.held: list[Tensor] = []
         """The hidden tensors as this rank has them."""
+        self.versions: list[tuple[int, int]] = []
+        """Of the unit's buffers, before it runs."""
 
     def result(self) -> Any:
         """Make the call: what the unit returns on this rank, or placeholders for what it returns on another one."""
@@ -347,7 +358,7 @@ class PlainCall:
         )
         program.module = ""
         if unit.stateful:
-            program.microbatch.passed(unit.name)
+            program.microbatch.passed(unit.name, unit.has_written(self.versions))
         return self._filled(result)
 
     def _may_run_again(self) -> bool:
@@ -390,7 +401,8 @@ class PlainCall:
         else:
             local = map_tensors(inputs, known, anew=self.again, attributes=True)
         if unit.stateful:  # its buffers are to see the microbatches in order
-            self.program.microbatch.follow(unit.name, unit.writes)
+            self.program.microbatch.follow(unit.name)
+            self.versions = unit.versions()
         return local
 
     def _is_beside(self, tensor: Tensor) -> bool:
