@@ -97,10 +97,8 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def t5() -> tuple[nn.Module, dict[str, Tensor]]:
-    return _text(
-        "T5ForConditionalGeneration",
-        {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 8},
-    )
+    sizes = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 8}
+    return _text("T5ForConditionalGeneration", {**sizes, "decoder_start_token_id": 0, "pad_token_id": 0})
 
 
 def vit() -> tuple[nn.Module, dict[str, Tensor]]:

@@ -9,6 +9,7 @@ replicated tensors (position tables, masks) stays replicated.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -81,6 +82,8 @@ class Tree:
     def __init__(self, root: nn.Module, trace: Trace) -> None:
         self.root = root
         self.trace = trace
+        self._pieces: dict[tuple[frozenset[str], frozenset[str]], list[Piece]] = {}
+        """The units by what is opened and closed: a search asks for the same ones many times."""
         self.closed: frozenset[str] = frozenset()
         """Modules that stay in one piece because their weights are cut over ranks."""
         self.records = trace.records
@@ -155,6 +158,12 @@ class Tree:
 
     def pieces(self, opened: set[str]) -> list[Piece]:
         """The units that remain when ``opened`` are opened (the root is, if it can be), in program order."""
+        known = frozenset(opened), self.closed
+        if known not in self._pieces:
+            self._pieces[known] = self._pieces_of(opened)
+        return list(self._pieces[known])
+
+    def _pieces_of(self, opened: set[str]) -> list[Piece]:
         found: list[Piece] = []
         roots = [name for name, above in self.parent.items() if above is None]
         self._collect(roots, opened, found)
@@ -251,5 +260,4 @@ class Tree:
 
 def last_before(pieces: list[Piece], order: float) -> Piece:
     """The last piece that was first called no later than ``order``; the first one if none was."""
-    earlier = [piece for piece in pieces if piece.order <= order]
-    return earlier[-1] if earlier else pieces[0]
+    return pieces[max(0, bisect_right(pieces, order, key=lambda piece: piece.order) - 1)]
