@@ -180,13 +180,14 @@ def test_mistakes_are_told_in_words(arguments: str, tmp_path: Path) -> None:
 EXAMPLES = [
     f"examples/{name}.py"
     for name in (
-        "evaluate_classifier", "gpt_demo", "train_and_resume", "train_gpt", "train_hybrid", "train_lightning",
-        "train_mlp_manual", "train_trainer",
+        "evaluate_classifier", "gpt_demo", "train_and_resume", "train_experts", "train_gan", "train_gpt", "train_hybrid",
+        "train_lightning", "train_mlp_manual", "train_trainer",
     )
 ] + [
     f"tests/scripts/{name}"
     for name in (
         "habits_smp.py 2 .", "mnist_smp.py", "train_gpt_neox.py", "train_gpt_sdp.py", "train_gpt_tp.py", "train_t5.py",
+        "gpt2/train_gpt_simple.py", "gptj/train_gptj.py", "vit_trainer.py",
     )
 ]  # fmt: skip
 """Scripts that the suite runs; those of `tests/scripts` are written for smdistributed."""

@@ -26,7 +26,7 @@ from weft.torch.model import DistributedModel
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.device import device_bytes
 from weft.torch.session.session import Session
-from weft.torch.split.first_microbatch import forward_only
+from weft.torch.split.first_microbatch import by_forward_runs
 from weft.torch.split.memory_room import ROOM
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.pytree import bytes_of, tensors_in
@@ -113,25 +113,23 @@ def _kept_bytes(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
 ) -> int:
     """The bytes that autograd keeps of the first microbatch."""
-    memory = SavedMemory(
-        one for model in models for one in (*model.module.parameters(), *model.module.buffers())
-    )
-    total = chunked = 0
     asked = [may_be_chunked(model.module, session.settings.chunked_loss) for model in models]
 
     def is_chunked(tensor: Tensor) -> bool:
         return any(of_model(tensor) for of_model in asked)
 
-    def save(tensor: Tensor) -> Tensor:
-        nonlocal total, chunked
-        if is_chunked(tensor):
-            chunked += memory.add(tensor)
-        else:
-            total += memory.add(tensor)
-        return (
-            tensor.detach() if tensor.grad_fn is not None else tensor
-        )  # itself would keep its graph for ever
+    def counted(run: Callable[[], Any]) -> int:
+        tensors = (one for model in models for one in (*model.module.parameters(), *model.module.buffers()))
+        memory, kept = SavedMemory(tensors), {False: 0, True: 0}
 
-    with forward_only(session, models, function, batch) as run, see_saved_tensors(save):
-        result = run()
-    return total + chunked * any(map(is_chunked, tensors_in(result)))
+        def save(tensor: Tensor) -> Tensor:
+            kept[is_chunked(tensor)] += memory.add(tensor)
+            return (
+                tensor.detach() if tensor.grad_fn is not None else tensor
+            )  # itself would keep its graph for ever
+
+        with see_saved_tensors(save):
+            result = run()
+        return kept[False] + kept[True] * any(map(is_chunked, tensors_in(result)))
+
+    return by_forward_runs(session, models, function, batch, counted)

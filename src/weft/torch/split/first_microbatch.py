@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -35,15 +35,35 @@ def trace_step(
 
     Runs on the rank that decides. ``counted``: the step says itself what its microbatches weigh.
     """
-    if _without_values(session, model):
-        try:
-            return _traced(session, model, function, batch, counted, delayed=True)
-        except UsageError as error:
-            if session.device.type != "cpu" or any(has_delayed(other.module) for other in session.models):
-                raise
-            large = "" if session.rehearsal else ", although it is large"
-            log.warning("the model is traced with its values%s: %s", large, error.__cause__)
-    return _traced(session, model, function, batch, counted, delayed=False)
+    traced = functools.partial(_traced, session, model, function, batch, counted)
+    return _with_values_if_need_be(session, model, traced)
+
+
+T = TypeVar("T")
+
+
+def _with_values_if_need_be(session: Session, model: DistributedModel, run: Callable[[bool], T]) -> T:
+    """What ``run`` gives, which is told to do without values where the model has none, or no room for them.
+
+    Raises:
+        UsageError: It reads a value, and there are none.
+    """
+    if not _without_values(session, model):
+        return run(False)
+    try:
+        return run(True)
+    except (NotImplementedError, RuntimeError) as error:
+        if not isinstance(error, NotImplementedError) and "meta" not in str(error):
+            raise
+        if session.device.type != "cpu" or any(has_delayed(other.module) for other in session.models):
+            raise UsageError(
+                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
+                "Leave such code out of the first step (weft.is_tracing() tells). Or let the model have values there: "
+                "without weft.delay_param_initialization(), and with a memory_limit that its gradients fit"
+            ) from error
+        large = "" if session.rehearsal else ", although it is large"
+        log.warning("the model is traced with its values%s: %s", large, error)
+    return run(False)
 
 
 def _traced(
@@ -75,20 +95,27 @@ def find_splits(
         return None
     from weft.torch.tensor_parallel.find import find  # it loads DTensor
 
-    with forward_only(session, [model], function, batch) as run:
+    def found(run: Callable[[], Any]) -> Splits:
         return find(model.module, run, size, settings.sequence_parallel, settings.experts, leaking)
 
+    return by_forward_runs(session, [model], function, batch, found)
 
-@contextmanager
-def forward_only(
-    session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch
-) -> Iterator[Callable[[], Any]]:
-    """A function that runs the first microbatch's forward pass on this rank alone, and leaves nothing behind."""
+
+def by_forward_runs(
+    session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch,
+    use: Callable[[Callable[[], Any]], T],
+) -> T:  # fmt: skip
+    """What ``use`` gives. It gets a function that runs the first microbatch's forward pass on this rank alone, without
+    consequences."""
     padding = Padding()
     padding.done = True
-    delayed = _without_values(session, models[0])
-    with _alone(session, models, function, batch, padding, delayed) as (run, dry), dry.forward(run) as once:
-        yield once
+
+    def run(delayed: bool) -> T:
+        with _alone(session, models, function, batch, padding, delayed) as (once, dry):
+            with dry.forward(once) as forward:
+                return use(forward)
+
+    return _with_values_if_need_be(session, models[0], run)
 
 
 @contextmanager
@@ -133,13 +160,4 @@ def _trace_by_settings(
         split = KINDS[session.settings.pipeline].measured
         return traced(device=session.device, split=split)
     with AsWithValues(), counting as clock:
-        try:
-            return traced(device=torch.device("meta"), clock=clock)
-        except (NotImplementedError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError) and "meta" not in str(error):
-                raise
-            raise UsageError(
-                f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
-                "Leave such code out of the first step (weft.is_tracing() tells). Or let the model have values there: "
-                "without weft.delay_param_initialization(), and with a memory_limit that its gradients fit"
-            ) from error
+        return traced(device=torch.device("meta"), clock=clock)

@@ -21,7 +21,7 @@ from weft.torch.context_parallel import Sequences
 from weft.torch.model import DistributedModel
 from weft.torch.placed.plan import is_below
 from weft.torch.session.session import Session
-from weft.torch.split.first_microbatch import forward_only
+from weft.torch.split.first_microbatch import by_forward_runs
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.splits import COLUMN
 from weft.torch.tensors.mini_batch import MiniBatch
@@ -142,8 +142,10 @@ def find_sequences(
         return None
     from weft.torch.context_parallel.find import find  # it loads DTensor
 
-    with forward_only(session, [model], function, batch) as run:
-        found = find(model.module, run, size, {} if splits is None else splits.apart())
+    apart = {} if splits is None else splits.apart()
+    found = by_forward_runs(
+        session, [model], function, batch, lambda run: find(model.module, run, size, apart)
+    )
     if session.settings.partitions > 1:
         found = _sendable(found, traced, session.settings.partitions, model.module)
     if not found.regions:
