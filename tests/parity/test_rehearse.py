@@ -180,8 +180,8 @@ def test_mistakes_are_told_in_words(arguments: str, tmp_path: Path) -> None:
 EXAMPLES = [
     f"examples/{name}.py"
     for name in (
-        "evaluate_classifier", "gpt_demo", "train_and_resume", "train_experts", "train_gan", "train_gpt", "train_hybrid",
-        "train_lightning", "train_mlp_manual", "train_trainer",
+        "evaluate_classifier", "gpt_demo", "train_and_resume", "train_experts", "train_gan", "train_gpt",
+        "train_hybrid", "train_lightning", "train_mlp_manual", "train_trainer",
     )
 ] + [
     f"tests/scripts/{name}"
@@ -195,7 +195,8 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("script", one_in(5, EXAMPLES))
 def test_scripts_that_run_are_rehearsed(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
+    for name in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN", "SM_CHANNEL_TEST"):
+        monkeypatch.setenv(name, str(tmp_path))
     path, *arguments = script.split()
     options = ["--smdistributed"] if path.startswith("tests") else []
     answer = answered(
