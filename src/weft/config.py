@@ -80,6 +80,12 @@ class Settings:
         "units move to other ranks between two steps where a rank has become slower or faster (with PyTorch), see "
         "docs/splitting.md#ranks-that-become-slower",
     )
+    compile: bool = _setting(
+        False,
+        Flag(),
+        "after the split each rank compiles its units by torch.compile (with PyTorch), see "
+        "docs/splitting.md#compiled-units",
+    )
     executor: Literal["graph", "eager"] = _setting(
         "graph", Choice(("graph", "eager")), "with TensorFlow: how a step runs, as a graph or call by call"
     )
@@ -487,6 +493,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
                 'write "pipeline": "1f1b", say, or leave deterministic out'
             )
     faults += _device_faults(complete)
+    if complete["compile"] and complete["partitions"] == 1:
+        faults.append(
+            'compile is true, but there is one partition, so nothing is split: write "partitions": 2, say, or compile '
+            "the model yourself, model.compile()"
+        )
     if complete["sequence_parallel"] and complete["tensor_parallel_degree"] == 1:
         faults.append(
             "sequence_parallel is true, but tensor_parallel_degree is 1, so no layer is split: write "
@@ -543,10 +554,13 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "context_parallel_degree": {
         "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "per_rank"],
     },
+    "compile": {
+        "tensor_parallel_degree": [1], "context_parallel_degree": [1], "sharded_data_parallel_degree": [1],
+    },
     "rebalance": {
-        "deterministic": [False], "auto_partition": [True], "compression": [""], "shard_optimizer_state": [False],
-        "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1], "context_parallel_degree": [1],
-        "pipeline": having(lambda kind: not kind.measured),
+        "compile": [False], "deterministic": [False], "auto_partition": [True], "compression": [""],
+        "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],
+        "context_parallel_degree": [1], "pipeline": having(lambda kind: not kind.measured),
     },
 }  # fmt: skip
 """What other settings must be where one of these is not as by default."""

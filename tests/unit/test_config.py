@@ -16,6 +16,7 @@ def test_defaults():
         "pipeline": "1f1b",
         "devices": "alike",
         "rebalance": False,
+        "compile": False,
         "executor": "graph",
         "memory_limit": 0.0,
         "schedule_file": "",
@@ -184,6 +185,11 @@ def test_digest_tells_settings_apart():
         (
             {"devices": "1, 2, 3", "partitions": 2},
             r"devices has 3 numbers .* for 2 partitions: write one for each",
+        ),
+        ({"compile": True}, r"compile is true, but there is one partition, .* model.compile\(\)"),
+        (
+            {"compile": True, "partitions": 2, "tensor_parallel_degree": 2},
+            r'write "tensor_parallel_degree": 1, or "compile": false',
         ),
         (
             {"rebalance": True, "deterministic": True},

@@ -59,6 +59,25 @@ def children_compiled_in_place() -> None:
 
 
 @check
+def units_compiled_by_weft() -> None:
+    """By the setting, each rank its own, after the split; with another backend here, which takes less time."""
+    compile_ = torch.compile
+    torch.compile = lambda call: compile_(call, backend="aot_eager")  # type: ignore[assignment,misc]
+    try:
+        net, batches = seeded(models.Chain), vectors()
+        expected = trained_alone(copy.deepcopy(net), batches, squared_error)
+        for settings in ({}, {"offload_activations": True}, {"pipeline": "zb_h1"}):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            start(compile=True, **settings)
+            assert_same(train_split(copy.deepcopy(net), batches, squared_error, sgd), expected)
+            counters = torch._dynamo.utils.counters
+            assert counters["frames"]["ok"] > 0 and not counters["graph_break"], (settings, dict(counters))
+    finally:
+        torch.compile = compile_  # type: ignore[assignment]
+
+
+@check
 def children_replaced_by_compiled_ones() -> None:
     def change(net: Any) -> None:
         for number in (1, 2):

@@ -190,10 +190,14 @@ def _resolve(func: Callable[..., Any]) -> str:
 class Watch:
     """Notes whether what runs inside reads values or has results whose shape depends on data."""
 
+    active = False
+    """Whether some watch is on; of a rank's threads one runs at a time."""
+
     def __init__(self) -> None:
         self.dynamic = False
 
     def __enter__(self) -> Watch:
+        Watch.active = True
         self._modes = ExitStack()
         self._modes.enter_context(_Operators(self))
         self._modes.enter_context(_Functions(self))
@@ -201,6 +205,16 @@ class Watch:
 
     def __exit__(self, *details: Any) -> None:
         self._modes.close()
+        Watch.active = False
+
+
+def unwatched(quick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``quick``, and ``plain`` where somebody watches, whose operations ``quick`` would not show."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (plain if Watch.active else quick)(*args, **kwargs)
+
+    return call
 
 
 class _Functions(TorchFunctionMode):

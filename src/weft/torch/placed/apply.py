@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from weft.session.recording import record
+from weft.torch.calls.call_signature import unwatched
 from weft.torch.calls.placeholders import placeholder
 from weft.torch.context_parallel import Sequences
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.thread_settings import in_microbatch
-from weft.torch.execution.unit_call import attach, unit_call
+from weft.torch.execution.unit_call import UnitCall, attach, unit_call
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.pytorch.private import in_backward
 from weft.torch.session.lockstep import TensorRanks
@@ -113,6 +114,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             unit.reads,
             unit.hooks,
         )
+        if session.settings.compile and unit.partition == pipeline.rank:
+            _compile(unit_call(modules[unit.name]))
         if session.settings.offload_activations:
             unit_call(modules[unit.name]).around = _offloaded
     owners = plan.owners(root)
@@ -145,6 +148,14 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
                 placeholder(buffer, owners[name], name)
             elif name in plan.buffers and not any(is_below(name, unit.name) for unit in plan.units):
                 pipeline.buffers[id(buffer)] = SharedBuffer(name, buffer)
+
+
+def _compile(unit: UnitCall) -> None:
+    """Let the compiler fuse what a unit does. A layer of PyTorch's own is one kernel as it is."""
+    module = unit.module
+    alone = next(module.children(), None) is None and type(module).__module__.startswith("torch.nn.")
+    if not (alone or unit.compiled or unit.compiled_inside):
+        unit.inner = unwatched(torch.compile(unit.inner), unit.inner)
 
 
 def _offloaded(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
