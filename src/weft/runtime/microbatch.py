@@ -72,7 +72,7 @@ class Worker:
 
 
 class Visits:
-    """How often microbatches of one function pass each place; the first one that ends tells, in its first step."""
+    """The numbers of times that microbatches of one function pass places; the first one that ends tells them."""
 
     def __init__(self) -> None:
         self._known = False

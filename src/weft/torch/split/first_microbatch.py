@@ -105,7 +105,7 @@ def by_forward_runs(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch,
     use: Callable[[Callable[[], Any]], T],
 ) -> T:  # fmt: skip
-    """What ``use`` gives. It gets a function that runs the first microbatch's forward pass on this rank alone, without
+    """The result of ``use``. It gets a function that runs the first microbatch's forward pass on this rank alone, without
     consequences."""
     padding = Padding()
     padding.done = True
