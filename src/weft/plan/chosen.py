@@ -130,7 +130,7 @@ def ahead(settings: Settings) -> int | None:
 
 
 class Execution(TypedDict):
-    """How ranks run a step, as a simulation takes it: see `weft.simulate.as_weft_runs`."""
+    """The manner in which ranks run a step, as a simulation takes it: see `weft.simulate.as_weft_runs`."""
 
     ahead: int | None
     copies: int
@@ -139,7 +139,7 @@ class Execution(TypedDict):
 
 
 def execution(settings: Settings, revisits: bool) -> Execution:
-    """How ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter.
+    """The manner in which ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter.
 
     ``revisits``: microbatches come back to ranks that they have left. What lists hold is no limit then.
     """

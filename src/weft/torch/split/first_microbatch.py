@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def _with_values_if_need_be(session: Session, model: DistributedModel, run: Callable[[bool], T]) -> T:
-    """What ``run`` gives, which is told to do without values where the model has none, or no room for them.
+    """The result of ``run``, which is told to do without values where the model has none, or no room for them.
 
     Raises:
         UsageError: It reads a value, and there are none.
@@ -105,8 +105,8 @@ def by_forward_runs(
     session: Session, models: Sequence[DistributedModel], function: Callable[..., Any], batch: MiniBatch,
     use: Callable[[Callable[[], Any]], T],
 ) -> T:  # fmt: skip
-    """The result of ``use``. It gets a function that runs the first microbatch's forward pass on this rank alone, without
-    consequences."""
+    """The result of ``use``, which gets a function that runs the first microbatch's forward pass on this rank alone,
+    without consequences."""
     padding = Padding()
     padding.done = True
 
