@@ -139,7 +139,7 @@ class Execution(TypedDict):
 
 
 def execution(settings: Settings, revisits: bool) -> Execution:
-    """The manner in which ranks run a step by these settings; offloaded optimizer states leave two copies of a parameter.
+    """The manner in which ranks run a step; offloaded optimizer states leave two copies of a parameter on the device.
 
     ``revisits``: microbatches come back to ranks that they have left. What lists hold is no limit then.
     """
