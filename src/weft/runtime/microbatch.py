@@ -75,6 +75,8 @@ class Visits:
     """The numbers of times that microbatches of one function pass places; the first one that ends tells them."""
 
     def __init__(self) -> None:
+        self.new = True
+        """Whether the function's first step has not ended."""
         self._known = False
         self._times: dict[str, int] = {}
 
@@ -189,7 +191,7 @@ class Microbatch:
                 f"{place} has buffers or attributes, which microbatches change in order. A microbatch calls it "
                 f"{self.times[place]} times, after {self.passes} backward passes, more often or later than in the "
                 "steps before, and the next microbatch has called it already: let the first step that calls this "
-                "function do it as often and as late"
+                "function do it as often and as late, and keep what goes from call to call in buffers (register_buffer)"
             )
 
     @property

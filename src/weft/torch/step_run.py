@@ -130,6 +130,7 @@ class StepRun:
             pipeline.logs.clear()
             pipeline.end_draws(self._states_after if self._drew else self._states_before)
         pipeline.end_step()
+        self._visits.new = False
         return results
 
     def _body(self, microbatch: Microbatch) -> Any:

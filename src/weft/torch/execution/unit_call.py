@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
+from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
 from weft.torch.calls.call_signature import ONE, scan
@@ -167,7 +168,7 @@ class UnitCall:
                 if value is not None and value.owner == program.rank:
                     program.tape.send(value, tensor, owner, self.name)
                 return program.placeholder(spec.description[1], owner)
-            if key not in program.pipeline.told or self.stateful:
+            if key not in program.pipeline.told or self.stateful or is_new(program.microbatch):
                 return UNUSUAL
             running_here.glue = None
             program.log.append(key)
@@ -190,6 +191,8 @@ class UnitCall:
             return forward(*args, **kwargs), {}
         with note_attributes(self.module, lambda: "") as noted:
             result = forward(*args, **kwargs)
+        if any(each.in_order for each in noted):  # from now on microbatches come in order
+            self.stateful, self.writes = True, max(1, self.writes)
         written = told(self.module, noted)
         old = [each for each in noted if not self.traced and f"{each.module}.{each.name}" not in written]
         if old:
@@ -357,8 +360,8 @@ class PlainCall:
             self.key, unit.name, call, self._run, self.tensors, self.inputs, self._localise
         )
         program.module = ""
-        if unit.stateful:
-            program.microbatch.passed(unit.name, unit.has_written(self.versions))
+        if unit.stateful or is_new(program.microbatch):
+            program.microbatch.passed(unit.name, unit.stateful and unit.has_written(self.versions))
         return self._filled(result)
 
     def _may_run_again(self) -> bool:
@@ -400,7 +403,9 @@ class PlainCall:
             self.held = [*map(known, self.hidden), *self.away.values()]
         else:
             local = map_tensors(inputs, known, anew=self.again, attributes=True)
-        if unit.stateful:  # its buffers are to see the microbatches in order
+        if unit.stateful or is_new(
+            self.program.microbatch
+        ):  # what it keeps is to see the microbatches in order
             self.program.microbatch.follow(unit.name)
             self.versions = unit.versions()
         return local
@@ -463,7 +468,12 @@ class PlainCall:
         spec = program.pipeline.specs.get(self.key)
         if spec is None:
             return unit.run_noted(forward, args, kwargs)
-        result = forward(*args, **kwargs)
+        microbatch = program.microbatch
+        if is_new(microbatch) and not unit.stateful and microbatch.times.get(unit.name):
+            # called again by a function that was not traced: does it keep anything from call to call?
+            result, _ = unit.run_noted(forward, args, kwargs)
+        else:
+            result = forward(*args, **kwargs)
         spots = [(name, *spot_of(unit.module, name)) for name in written_by(spec.description)]
         return result, {name: attributes.get(attribute) for name, attributes, attribute in spots}
 
@@ -476,6 +486,11 @@ class PlainCall:
         """Run the unit while its attributes that others set are ``given``."""
         with self.given.replaced(given):
             return self.inner(*args, **kwargs)
+
+
+def is_new(microbatch: Microbatch) -> bool:
+    """True in the first step of a function."""
+    return microbatch.visits is not None and microbatch.visits.new
 
 
 def received_data(tensor: Tensor) -> Tensor:
