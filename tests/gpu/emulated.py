@@ -1,0 +1,340 @@
+"""A CUDA device without a GPU: plain tensors of `cuda:0` whose bytes are the host's, for a PyTorch that has no CUDA.
+
+They are as strict as those of a GPU. An operation on tensors of both devices is an error, but for a CPU's 0-dim ones;
+so are views of their memory from the host. `WAITS` counts where a real GPU would make the host wait.
+
+A tensor changes its device on the way through DLPack, which copies nothing. PyTorch's dispatcher finds no kernel for
+CUDA and takes the fallback here, which gives the CPU's kernel aliases of the same bytes. Autograd, autocast and
+all that stands above kernels are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import traceback
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+CPU, CUDA = 1, 2
+"""Kinds of devices in DLPack."""
+TOTAL_BYTES = 8 << 30
+KEY = torch._C.DispatchKey.CPU
+MATH = 0
+"""Scaled dot product attention in operations that both kinds of devices have."""
+ANYWHERE = {"aten::copy_", "aten::_copy_from", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory"}
+SOURCE = str(Path(torch.__path__[0]).parent)
+
+
+class _Waits:
+    """Where the host waited for the device, while :meth:`counting`: by kind and by the line that asked."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+
+    def note(self, kind: str) -> None:
+        self.found[f"{kind} at {_line()}"] += 1
+
+
+WAITS = _Waits()
+
+
+def _line() -> str:
+    """The innermost line that is neither PyTorch's nor of this file."""
+    for frame, number in traceback.walk_stack(sys._getframe(2)):
+        file = frame.f_code.co_filename
+        if file != __file__ and not file.startswith(SOURCE):
+            return f"{file.rpartition('/weft/')[2]}:{number}"
+    return "a thread of PyTorch's own"
+
+
+class _Managed(ctypes.Structure):
+    """The beginning of a DLTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _as_on(tensor: Tensor, kind: int) -> Tensor:
+    """The same bytes, as a tensor of another device."""
+    capsule = torch._C._to_dlpack(tensor)
+    managed = _Managed.from_address(_pointer(capsule, b"dltensor"))
+    managed.kind, managed.index = kind, 0
+    return torch._C._from_dlpack(capsule)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    return _as_on(tensor, CPU) if tensor.is_cuda else tensor
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cuda else _as_on(tensor, CUDA)
+
+
+def _check(op: Any, given: list[Tensor]) -> None:
+    devices = {str(t.device) for t in given if t.dim() or t.is_cuda}
+    if len(devices) > 1 and op._schema.name not in ANYWHERE:
+        shapes = [(str(t.device), list(t.shape)) for t in given]
+        raise RuntimeError(f"Expected all tensors to be on the same device, but {op} got {shapes}")
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, Tensor)]
+
+
+def _copy(op: Any, into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    if into.device != source.device:
+        pinned = _address(into if source.is_cuda else source) in _pinned
+        if not (non_blocking and pinned) and not (into.is_cuda and non_blocking):
+            WAITS.note("copy to the host" if source.is_cuda else "copy to the device")
+    with torch.no_grad():
+        on_host(into).copy_(on_host(source))
+    return into
+
+
+def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+    name = op._schema.name
+    if op.is_view or name in ("aten::set_", "aten::resize_"):
+        return op._op_dk(KEY, *args, **kwargs)
+    if name == "aten::_fused_sdp_choice":
+        return MATH
+    if name in ("aten::record_stream", "aten::is_pinned"):
+        return None if name.endswith("stream") else False
+    if name == "aten::copy_":
+        return _copy(op, *args, **kwargs)
+    given = _tensors((args, kwargs))
+    _check(op, given)
+    masks = [t for t in _tensors(args[1:2]) if t.dtype in (torch.bool, torch.uint8)] if "index" in name else []
+    if masks or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags):
+        WAITS.note(name.removeprefix("aten::"))
+    kwargs.pop("pin_memory", None)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    known: dict[int, Tensor] = {}
+
+    def lent(tensor: Tensor) -> Tensor:
+        made = on_host(tensor) if tensor.numel() or not tensor.is_cuda else torch.empty(tensor.shape, dtype=tensor.dtype)
+        known[id(made)] = tensor
+        lending.append((made, tensor))
+        return made
+
+    lending: list[tuple[Tensor, Tensor]] = []
+    args, kwargs = tree_map_only(Tensor, lent, (args, kwargs))
+    with torch.no_grad(), _drawing(op):
+        found = op(*args, **kwargs)
+    for made, tensor in lending:  # `out` of another shape
+        if made.shape != tensor.shape:
+            fresh = on_device(made)
+            torch.ops.aten.set_.source_Storage_storage_offset._op_dk(
+                KEY, tensor, fresh.untyped_storage(), fresh.storage_offset(), fresh.shape, fresh.stride()
+            )
+    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else on_device(t), found)
+
+
+class _drawing:
+    """Random numbers come from the device's own generator."""
+
+    def __init__(self, op: Any) -> None:
+        self.draws = torch.Tag.nondeterministic_seeded in op.tags
+
+    def __enter__(self) -> None:
+        if self.draws:
+            _lock.acquire()
+            self.before = torch.default_generator.get_state()
+            torch.default_generator.set_state(GENERATOR.get_state())
+
+    def __exit__(self, *_: object) -> None:
+        if self.draws:
+            GENERATOR.set_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(self.before)
+            _lock.release()
+
+
+_lock = threading.RLock()
+GENERATOR = torch.Generator()
+_pinned: set[int] = set()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Stream:
+    """All work is done at once, so nothing is left to wait for."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device, self.stream_id, self.cuda_stream = torch.device("cuda", 0), id(self), id(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        pass
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        WAITS.note("stream.synchronize")
+
+    def __enter__(self) -> Stream:
+        self.before = torch.cuda.current_stream()
+        torch.cuda.set_stream(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_stream(self.before)
+
+
+class Event:
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        import time
+
+        self.at = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: Event) -> float:
+        return (later.at - self.at) * 1e3
+
+    def synchronize(self) -> None:
+        WAITS.note("event.synchronize")
+
+
+class _Inside:
+    def __init__(self, entered: Any = None) -> None:
+        self.entered = entered
+
+    def __enter__(self) -> None:
+        if isinstance(self.entered, Stream):
+            self.entered.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self.entered, Stream):
+            self.entered.__exit__()
+
+
+_here = threading.local()
+_default = Stream()
+_PROPERTIES = SimpleNamespace(
+    name="emulated", uuid="emulated", total_memory=TOTAL_BYTES, major=8, minor=0, multi_processor_count=1
+)
+
+
+def _set_stream(stream: Stream) -> None:
+    _here.stream = stream
+
+
+def _guard() -> None:
+    """CUDA's device guard, which is PyTorch's own for devices that are not there: it takes the place of a guard that
+    counts no devices. And PyTorch's C++ hears from its hooks that there is CUDA."""
+    folder = Path(torch.__path__[0])
+    guards = (ctypes.c_void_p * 2).in_dll(ctypes.CDLL(str(folder / "lib/libc10.so")), _GUARDS)
+    methods = (ctypes.c_void_p * 64)(*[_address_of(_NOTHING)] * 64)
+    guard = (ctypes.c_void_p * 1)(ctypes.addressof(methods))
+    guards[1] = ctypes.addressof(guard)
+    torch._C._ensureCUDADeviceGuardSet()
+
+    find = ctypes.CDLL(str(folder / "lib/libtorch_cpu.so"))._ZN2at6detail12getCUDAHooksEv
+    find.restype = ctypes.c_void_p
+    table = ctypes.c_void_p.from_address(find())
+    hooks = (ctypes.c_void_p * 98)()
+    ctypes.memmove(hooks, (table.value or 0) - 16, 8 * 66)  # less than there is, up to which nothing else is called
+    for method in METHODS:
+        hooks[2 + method] = _address_of(_TRUE)
+    table.value = ctypes.addressof(hooks) + 16
+    _libraries.append(hooks)
+
+
+def _address_of(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+METHODS = 2, 3, 4
+"""The places of `isBuilt`, `isAvailable` and `hasPrimaryContext`, behind a destructor, which takes two."""
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+_NOTHING = ctypes.CFUNCTYPE(ctypes.c_size_t)(lambda: 0)
+_TRUE = ctypes.CDLL(None).__libc_current_sigrtmin
+"""A function of C that needs neither arguments nor Python, and never gives zero."""
+_libraries: list[Any] = []
+
+
+def install() -> None:
+    """From now on there is one GPU."""
+    _guard()
+    fallback = torch.library.Library("_", "IMPL", "CUDA")
+    fallback.fallback(_fallback)
+    aten = torch.library.Library("aten", "IMPL", "CUDA")
+    for name in ("copy_",):
+        overload = getattr(torch.ops.aten, name).default
+        aten.impl(name, lambda *args, _op=overload, **kwargs: _fallback(_op, *args, **kwargs))
+    _libraries.extend((fallback, aten))
+
+    made = torch.empty
+
+    def empty(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        found = made(*args, **kwargs)
+        if pin_memory:
+            _pinned.add(_address(found))
+        return found
+
+    def pinned(tensor: Tensor, *_: Any) -> Tensor:
+        found = tensor.clone()
+        _pinned.add(_address(found))
+        return found
+
+    def moved(storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        content = made(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return content.to(device, non_blocking=non_blocking, copy=True).untyped_storage()
+
+    torch.empty = empty
+    torch.UntypedStorage.to = moved  # type: ignore[method-assign]
+    Tensor.pin_memory = pinned  # type: ignore[method-assign]
+    Tensor.is_pinned = lambda tensor, *_: _address(tensor) in _pinned  # type: ignore[method-assign]
+    for name, value in {
+        "_lazy_init": lambda: None, "init": lambda: None, "is_initialized": lambda: True, "is_available": lambda: True,
+        "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda device: None,
+        "get_device_name": lambda *_: "emulated", "get_device_properties": lambda *_: _PROPERTIES,
+        "get_device_capability": lambda *_: (8, 0), "is_bf16_supported": lambda *_, **__: True,
+        "synchronize": lambda *_: WAITS.note("synchronize"), "Stream": Stream, "Event": Event,
+        "current_stream": lambda *_: getattr(_here, "stream", _default), "default_stream": lambda *_: _default,
+        "set_stream": _set_stream, "stream": _Inside, "device": _Inside, "is_current_stream_capturing": lambda: False,
+        "default_generators": (GENERATOR,), "manual_seed": GENERATOR.manual_seed,
+        "manual_seed_all": GENERATOR.manual_seed, "get_rng_state": lambda *_: GENERATOR.get_state(),
+        "set_rng_state": lambda state, *_: GENERATOR.set_state(state), "empty_cache": lambda: None,
+        "max_memory_allocated": lambda *_: 0, "memory_allocated": lambda *_: 0, "memory_reserved": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0, "reset_peak_memory_stats": lambda *_: None,
+        "mem_get_info": lambda *_: (TOTAL_BYTES, TOTAL_BYTES), "memory_stats": lambda *_: {},
+    }.items():  # fmt: skip
+        setattr(torch.cuda, name, value)
+    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+if __name__ == "__main__":
+    import runpy
+
+    from tests.gpu import emulated
+
+    emulated.install()
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
