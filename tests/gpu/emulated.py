@@ -29,7 +29,6 @@ TOTAL_BYTES = 8 << 30
 KEY = torch._C.DispatchKey.CPU
 MATH = 0
 """Scaled dot product attention in operations that both kinds of devices have."""
-ANYWHERE = {"aten::copy_", "aten::_copy_from", "aten::record_stream", "aten::is_pinned", "aten::_pin_memory"}
 SOURCE = str(Path(torch.__path__[0]).parent)
 
 
@@ -83,7 +82,7 @@ def on_device(tensor: Tensor) -> Tensor:
 
 def _check(op: Any, given: list[Tensor]) -> None:
     devices = {str(t.device) for t in given if t.dim() or t.is_cuda}
-    if len(devices) > 1 and op._schema.name not in ANYWHERE:
+    if len(devices) > 1:
         shapes = [(str(t.device), list(t.shape)) for t in given]
         raise RuntimeError(f"Expected all tensors to be on the same device, but {op} got {shapes}")
 
@@ -108,8 +107,6 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op._op_dk(KEY, *args, **kwargs)
     if name == "aten::_fused_sdp_choice":
         return MATH
-    if name in ("aten::record_stream", "aten::is_pinned"):
-        return None if name.endswith("stream") else False
     if name == "aten::copy_":
         return _copy(op, *args, **kwargs)
     given = _tensors((args, kwargs))
@@ -120,25 +117,35 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("pin_memory", None)
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
-    known: dict[int, Tensor] = {}
+    inputs = {id(tensor) for tensor in _tensors(args)}
+    outs = [kwargs[each.name] for each in op._schema.arguments if each.is_out and each.name in kwargs]
+    outs = [out for out in outs if isinstance(out, Tensor) and id(out) not in inputs]
+    lent: dict[int, Tensor] = {}
+    owners: dict[int, Tensor] = {}
 
-    def lent(tensor: Tensor) -> Tensor:
-        made = on_host(tensor) if tensor.numel() or not tensor.is_cuda else torch.empty(tensor.shape, dtype=tensor.dtype)
-        known[id(made)] = tensor
-        lending.append((made, tensor))
-        return made
+    def lend(tensor: Tensor) -> Tensor:
+        if id(tensor) not in lent:
+            is_out = any(tensor is out for out in outs)
+            made = torch.empty(0, dtype=tensor.dtype) if is_out else on_host(tensor)
+            lent[id(tensor)], owners[id(made)] = made, tensor
+        return lent[id(tensor)]
 
-    lending: list[tuple[Tensor, Tensor]] = []
-    args, kwargs = tree_map_only(Tensor, lent, (args, kwargs))
+    args = tree_map_only(Tensor, lend, args)
+    kwargs = {name: tree_map_only(Tensor, lend, value) for name, value in kwargs.items()}
     with torch.no_grad(), _drawing(op):
         found = op(*args, **kwargs)
-    for made, tensor in lending:  # `out` of another shape
-        if made.shape != tensor.shape:
-            fresh = on_device(made)
-            torch.ops.aten.set_.source_Storage_storage_offset._op_dk(
-                KEY, tensor, fresh.untyped_storage(), fresh.storage_offset(), fresh.shape, fresh.stride()
-            )
-    return tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else on_device(t), found)
+    for out in outs:
+        made = lent[id(out)]
+        if made.shape == out.shape:
+            on_host(out).copy_(made)
+        else:
+            _put(out, on_device(made))
+    return tree_map_only(Tensor, lambda t: owners[id(t)] if id(t) in owners else on_device(t), found)
+
+
+def _put(into: Tensor, made: Tensor) -> None:
+    place = made.storage_offset(), made.shape, made.stride()
+    torch.ops.aten.set_.source_Storage_storage_offset._op_dk(KEY, into, made.untyped_storage(), *place)
 
 
 class _drawing:
@@ -309,6 +316,7 @@ def install() -> None:
 
     torch.empty = empty
     torch.UntypedStorage.to = moved  # type: ignore[method-assign]
+    Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
     Tensor.pin_memory = pinned  # type: ignore[method-assign]
     Tensor.is_pinned = lambda tensor, *_: _address(tensor) in _pinned  # type: ignore[method-assign]
     for name, value in {

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.gpus import KEPT, VISIBLE
 
 OWN = Path(__file__).with_name("own_gpus.py")
+EMULATED = Path(__file__).with_name("emulated.py")
 
 
 class Job(subprocess.Popen[str]):
@@ -47,5 +48,15 @@ def sharing(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
 
 def owning(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
     """Ranks that think that each has a GPU of its own: their messages go through NCCL."""
+    return Job(_behind(OWN, arguments), env, cwd)
+
+
+def emulated(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
+    """Ranks that share a GPU which is not there; see `emulated.py`."""
+    return Job(_behind(EMULATED, arguments), env, cwd)
+
+
+def _behind(script: Path, arguments: Sequence[str]) -> list[str]:
+    """The arguments with this script before the one that they name."""
     at = next(at for at, given in enumerate(arguments) if given.endswith(".py"))
-    return Job([*arguments[:at], str(OWN), *arguments[at:]], env, cwd)
+    return [*arguments[:at], str(script), *arguments[at:]]
