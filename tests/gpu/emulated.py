@@ -15,11 +15,13 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -141,6 +143,19 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         else:
             _put(out, on_device(made))
     return tree_map_only(Tensor, lambda t: owners[id(t)] if id(t) in owners else on_device(t), found)
+
+
+def _through_host(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """NCCL is gloo, on the same bytes."""
+    owners: dict[int, Tensor] = {}
+
+    def lend(tensor: Tensor) -> Tensor:
+        made = on_host(tensor)
+        owners[id(made)] = tensor
+        return made
+
+    args, kwargs = tree_map_only(Tensor, lend, (args, kwargs))
+    return tree_map_only(Tensor, lambda t: owners.get(id(t), t), op(*args, **kwargs))
 
 
 def _put(into: Tensor, made: Tensor) -> None:
@@ -295,7 +310,22 @@ def install() -> None:
     for name in ("copy_",):
         overload = getattr(torch.ops.aten, name).default
         aten.impl(name, lambda *args, _op=overload, **kwargs: _fallback(_op, *args, **kwargs))
-    _libraries.extend((fallback, aten))
+    c10d = torch.library.Library("c10d", "IMPL", "CUDA")
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, short = name.partition("::")
+        if space == "c10d" and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            c10d.impl(short, partial(_through_host, getattr(torch.ops.c10d, short).default), allow_override=True)
+    _libraries.extend((fallback, aten, c10d))
+    dist.is_nccl_available = lambda: True
+    new_group = dist.new_group
+
+    def group(ranks: Any = None, timeout: Any = None, backend: Any = None, *rest: Any, **more: Any) -> Any:
+        if backend == "nccl":
+            backend = "gloo"
+            more.pop("device_id", None)
+        return new_group(ranks, timeout, backend, *rest, **more)
+
+    dist.new_group = group
 
     made = torch.empty
 
