@@ -31,6 +31,8 @@ TOTAL_BYTES = 8 << 30
 KEY = torch._C.DispatchKey.CPU
 MATH = 0
 """Scaled dot product attention in operations that both kinds of devices have."""
+PLACES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+"""Operations whose indices are moved to the device."""
 SOURCE = str(Path(torch.__path__[0]).parent)
 
 
@@ -79,12 +81,20 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def on_device(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_cuda else _as_on(tensor, CUDA)
+    if tensor.is_cuda:
+        return tensor
+    made = _as_on(tensor, CUDA)
+    _freed.discard(made.untyped_storage()._cdata)
+    return made
+
+
+_freed: set[int] = set()
+"""Storages without bytes, as FSDP2 leaves them until it gathers again; here they have wrong ones."""
 
 
 def _check(op: Any, given: list[Tensor]) -> None:
     devices = {str(t.device) for t in given if t.dim() or t.is_cuda}
-    if len(devices) > 1:
+    if len(devices) > 1 and op._schema.name not in PLACES:
         shapes = [(str(t.device), list(t.shape)) for t in given]
         raise RuntimeError(f"Expected all tensors to be on the same device, but {op} got {shapes}")
 
@@ -341,9 +351,29 @@ def install() -> None:
         return found
 
     def moved(storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        content = made(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return content.to(device, non_blocking=non_blocking, copy=True).untyped_storage()
+        return bytes_of(storage).to(device, non_blocking=non_blocking, copy=True).untyped_storage()
 
+    def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+        return made(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def resize(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
+        if storage.device.type != "cuda":
+            return resized(storage, nbytes)
+        if nbytes:
+            _freed.discard(storage._cdata)
+            assert storage.nbytes() == nbytes, "memory that is given back comes again"
+        else:
+            bytes_of(storage).fill_(255)
+            _freed.add(storage._cdata)
+        return storage
+
+    def size(storage: torch.UntypedStorage) -> int:
+        return 0 if storage._cdata in _freed else sized(storage)
+
+    resized, sized = torch.UntypedStorage.resize_, torch._C.StorageBase.nbytes
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    torch.UntypedStorage.size = torch.UntypedStorage.nbytes = size  # type: ignore[method-assign]
+    torch.UntypedStorage.clone = lambda storage: bytes_of(storage).clone().untyped_storage()  # type: ignore[method-assign]
     torch.empty = empty
     torch.UntypedStorage.to = moved  # type: ignore[method-assign]
     Tensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
