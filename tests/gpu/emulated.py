@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 CPU, CUDA = 1, 2
 """Kinds of devices in DLPack."""
@@ -100,7 +100,18 @@ def _check(op: Any, given: list[Tensor]) -> None:
 
 
 def _tensors(given: Any) -> list[Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, Tensor)]
+    if isinstance(given, Tensor):
+        return [given]
+    return [t for each in given for t in _tensors(each)] if isinstance(given, (list, tuple)) else []
+
+
+def _map(function: Callable[[Tensor], Tensor], given: Any) -> Any:
+    """An operation's arguments or results, with what the function makes of each tensor."""
+    if isinstance(given, Tensor):
+        return function(given)
+    if isinstance(given, (list, tuple)):
+        return type(given)([_map(function, each) for each in given])
+    return given
 
 
 def _copy(op: Any, into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -121,7 +132,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         return MATH
     if name == "aten::copy_":
         return _copy(op, *args, **kwargs)
-    given = _tensors((args, kwargs))
+    given = _tensors([args, list(kwargs.values())])
     _check(op, given)
     masks = [t for t in _tensors(args[1:2]) if t.dtype in (torch.bool, torch.uint8)] if "index" in name else []
     if masks or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags):
@@ -142,8 +153,8 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             lent[id(tensor)], owners[id(made)] = made, tensor
         return lent[id(tensor)]
 
-    args = tree_map_only(Tensor, lend, args)
-    kwargs = {name: tree_map_only(Tensor, lend, value) for name, value in kwargs.items()}
+    args = _map(lend, args)
+    kwargs = {name: _map(lend, value) for name, value in kwargs.items()}
     with torch.no_grad(), _drawing(op):
         found = op(*args, **kwargs)
     for out in outs:
@@ -152,7 +163,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             on_host(out).copy_(made)
         else:
             _put(out, on_device(made))
-    return tree_map_only(Tensor, lambda t: owners[id(t)] if id(t) in owners else on_device(t), found)
+    return _map(lambda t: owners[id(t)] if id(t) in owners else on_device(t), found)
 
 
 def _through_host(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,8 +175,8 @@ def _through_host(op: Any, *args: Any, **kwargs: Any) -> Any:
         owners[id(made)] = tensor
         return made
 
-    args, kwargs = tree_map_only(Tensor, lend, (args, kwargs))
-    return tree_map_only(Tensor, lambda t: owners.get(id(t), t), op(*args, **kwargs))
+    args, kwargs = _map(lend, args), kwargs
+    return _map(lambda t: owners.get(id(t), t), op(*args, **kwargs))
 
 
 def _put(into: Tensor, made: Tensor) -> None:

@@ -56,6 +56,11 @@ def emulated(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job
     return Job(_behind(EMULATED, arguments), env, cwd)
 
 
+def emulated_apart(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
+    """The same, but each rank thinks that the GPU is its own; what stands for NCCL is gloo."""
+    return Job(_behind(EMULATED, _behind(OWN, arguments)), env, cwd)
+
+
 def _behind(script: Path, arguments: Sequence[str]) -> list[str]:
     """The arguments with this script before the one that they name."""
     at = next(at for at, given in enumerate(arguments) if given.endswith(".py"))
