@@ -29,32 +29,35 @@ CPU, CUDA = 1, 2
 """Kinds of devices in DLPack."""
 TOTAL_BYTES = 8 << 30
 KEY = torch._C.DispatchKey.CPU
-MATH = 0
-"""Scaled dot product attention in operations that both kinds of devices have."""
+WITHOUT = {"aten::_fused_sdp_choice": 0, "aten::_use_cudnn_ctc_loss": False}
+"""What is asked before operations that GPUs alone have, and the answer that leads to others."""
+EXPLICIT = "copy_", "empty_strided", "empty.memory_format"
+"""Operations that do not come to a fallback: one has a kernel for all devices, `torch.tensor` calls the others below
+modes of `torch.utils._python_dispatch`, where PyTorch finds no fallbacks in Python."""
 PLACES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 """Operations whose indices are moved to the device."""
 SOURCE = str(Path(torch.__path__[0]).parent)
 
 
 class _Waits:
-    """Where the host waited for the device, while :meth:`counting`: by kind and by the line that asked."""
+    """Where the host waited for the device, while :meth:`counting`: by kind and by the function that asked."""
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
 
     def note(self, kind: str) -> None:
-        self.found[f"{kind} at {_line()}"] += 1
+        self.found[f"{kind} in {_function()}"] += 1
 
 
 WAITS = _Waits()
 
 
-def _line() -> str:
-    """The innermost line that is neither PyTorch's nor of this file."""
-    for frame, number in traceback.walk_stack(sys._getframe(2)):
+def _function() -> str:
+    """The innermost function that is neither PyTorch's nor of this file."""
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
         if file != __file__ and not file.startswith(SOURCE):
-            return f"{file.rpartition('/weft/')[2]}:{number}"
+            return f"{Path(file).name} {frame.f_code.co_name}"
     return "a thread of PyTorch's own"
 
 
@@ -128,13 +131,13 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     name = op._schema.name
     if op.is_view or name in ("aten::set_", "aten::resize_"):
         return op._op_dk(KEY, *args, **kwargs)
-    if name == "aten::_fused_sdp_choice":
-        return MATH
+    if name in WITHOUT:
+        return WITHOUT[name]
     if name == "aten::copy_":
         return _copy(op, *args, **kwargs)
     given = _tensors([args, list(kwargs.values())])
     _check(op, given)
-    masks = [t for t in _tensors(args[1:2]) if t.dtype in (torch.bool, torch.uint8)] if "index" in name else []
+    masks = name == "aten::_index_put_impl_" and any(t.dtype == torch.bool for t in _tensors(args[1]))
     if masks or {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags):
         WAITS.note(name.removeprefix("aten::"))
     kwargs.pop("pin_memory", None)
@@ -302,7 +305,9 @@ def _guard() -> None:
     find.restype = ctypes.c_void_p
     table = ctypes.c_void_p.from_address(find())
     hooks = (ctypes.c_void_p * 98)()
-    ctypes.memmove(hooks, (table.value or 0) - 16, 8 * 66)  # less than there is, up to which nothing else is called
+    ctypes.memmove(
+        hooks, (table.value or 0) - 16, 8 * 66
+    )  # less than there is, up to which nothing else is called
     for method in METHODS:
         hooks[2 + method] = _address_of(_TRUE)
     table.value = ctypes.addressof(hooks) + 16
@@ -328,14 +333,17 @@ def install() -> None:
     fallback = torch.library.Library("_", "IMPL", "CUDA")
     fallback.fallback(_fallback)
     aten = torch.library.Library("aten", "IMPL", "CUDA")
-    for name in ("copy_",):
-        overload = getattr(torch.ops.aten, name).default
-        aten.impl(name, lambda *args, _op=overload, **kwargs: _fallback(_op, *args, **kwargs))
+    for name in EXPLICIT:
+        operation, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, operation), overload or "default")
+        aten.impl(name, partial(_fallback, op))
     c10d = torch.library.Library("c10d", "IMPL", "CUDA")
     for name in torch._C._dispatch_get_all_op_names():
         space, _, short = name.partition("::")
         if space == "c10d" and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            c10d.impl(short, partial(_through_host, getattr(torch.ops.c10d, short).default), allow_override=True)
+            c10d.impl(
+                short, partial(_through_host, getattr(torch.ops.c10d, short).default), allow_override=True
+            )
     _libraries.extend((fallback, aten, c10d))
     dist.is_nccl_available = lambda: True
     new_group = dist.new_group
@@ -361,7 +369,9 @@ def install() -> None:
         _pinned.add(_address(found))
         return found
 
-    def moved(storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+    def moved(
+        storage: torch.UntypedStorage, *, device: Any, non_blocking: bool = False
+    ) -> torch.UntypedStorage:
         return bytes_of(storage).to(device, non_blocking=non_blocking, copy=True).untyped_storage()
 
     def bytes_of(storage: torch.UntypedStorage) -> Tensor:

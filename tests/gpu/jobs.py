@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.gpus import KEPT, VISIBLE
 
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Any]
 OWN = Path(__file__).with_name("own_gpus.py")
 EMULATED = Path(__file__).with_name("emulated.py")
 

@@ -1,6 +1,6 @@
 """Worker: where ranks wait for their emulated GPU in a step, by the number of microbatches; see `test_emulated.py`.
 
-waits.py FILE PARTITIONS
+waits.py FILE PARTITIONS CASE...
 
 Writes the waits of each case and number of microbatches as JSON into FILE with the rank's number at its end.
 """
@@ -23,7 +23,7 @@ from benchmarks.gpt import GPT, GPTConfig
 from tests.gpu.emulated import WAITS
 
 ROWS, LENGTH, STEPS = 8, 128, 4
-MICROBATCHES = 2, 4, 8
+MICROBATCHES = 2, 8
 CONFIG = GPTConfig(blocks=4, width=64, heads=2, context=LENGTH, vocabulary=256)
 
 
@@ -52,6 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
     "chunked": {"chunked_loss": "on"},
     "sharded": {"sharded_data_parallel_degree": 2},
     "zero_bubble": {"pipeline": "zb_h1"},
+    "tensor": {"tensor_parallel_degree": 2, "between": clip},
+    "sequence": {"tensor_parallel_degree": 2, "sequence_parallel": True, "between": clip},
+    "context": {"context_parallel_degree": 2, "between": clip},
 }
 
 
@@ -93,10 +96,9 @@ def waits(
 
 def main() -> None:
     file, partitions = sys.argv[1], int(sys.argv[2])
-    cases = [name for name in CASES if name not in (("sharded",) if partitions > 1 else ("zero_bubble",))]
     found = {
         name: {str(count): waits(partitions, count, **CASES[name]) for count in MICROBATCHES}
-        for name in sys.argv[3:] or cases
+        for name in sys.argv[3:]
     }
     Path(f"{file}{weft.rank()}").write_text(json.dumps(found, indent=1), encoding="utf-8")
 
