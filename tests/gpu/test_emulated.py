@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 OF_MESSAGES = "in torch_dist.py "
 """What threads that send and receive wait for; through NCCL no other thread does."""
 ONCE_A_STEP = {
-    "clipped": {"_local_scalar_dense in clip.py norm_along", "copy to the device in clip.py norm_along"},
+    "clipped": {"copy to the host in clip.py norm_along", "copy to the device in clip.py norm_along"},
     "scaled": {
         "copy to the host in amp.py _unscale_grads_", "copy to the device in amp.py _unscale_grads_",
         "_local_scalar_dense in waits.py waits",  # PyTorch's own: whether to step

@@ -8,6 +8,7 @@ Writes the waits of each case and number of microbatches as JSON into FILE with 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,7 @@ def waits(
     found = dict(WAITS.found)
     assert loss.reduce_mean().device.type == "cuda"
     assert all(p.device.type == "cuda" for p in model.local_parameters())
+    weft.shutdown()
     return found
 
 
@@ -100,7 +102,7 @@ def main() -> None:
         name: {str(count): waits(partitions, count, **CASES[name]) for count in MICROBATCHES}
         for name in sys.argv[3:]
     }
-    Path(f"{file}{weft.rank()}").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    Path(f"{file}{os.environ['RANK']}").write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
