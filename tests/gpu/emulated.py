@@ -29,7 +29,9 @@ CPU, CUDA = 1, 2
 """Kinds of devices in DLPack."""
 TOTAL_BYTES = 8 << 30
 KEY = torch._C.DispatchKey.CPU
-WITHOUT = {"aten::_fused_sdp_choice": 0, "aten::_use_cudnn_ctc_loss": False}
+WITHOUT = {"aten::_fused_sdp_choice": 0} | dict.fromkeys(
+    ("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss"), False
+)
 """What is asked before operations that GPUs alone have, and the answer that leads to others."""
 EXPLICIT = "copy_", "empty_strided", "empty.memory_format"
 """Operations that do not come to a fallback: one has a kernel for all devices, `torch.tensor` calls the others below
