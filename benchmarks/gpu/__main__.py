@@ -133,7 +133,9 @@ def rows_of(part: Part, run: Run, limit_s: float) -> list[dict[str, Any]]:
         return [*rows, _counted(text, ended)]
     if part.command is _measured and job.returncode == 0:
         content = json.loads((run.folder / "machine.json").read_text())
-        return [{"what": "measured", "note": text.strip().splitlines()[-1], "machine": content}]
+        return [
+            {"what": "measured", "note": text.strip().rpartition("machine.json: ")[2], "machine": content}
+        ]
     if job.returncode:
         why = f"exit code {job.returncode}: {_cause(text)}" if ended else f"ended after {limit_s:.0f} s"
         rows.append({"what": "failed", "note": why, "failed": True, "output": text[-4000:]})

@@ -30,7 +30,7 @@ from benchmarks.contenders import SMALL
 from benchmarks.gpt import GPT, GPTConfig, next_token_loss
 
 DRY = "--dry" in sys.argv
-DEVICE = torch.device("cpu" if DRY or not torch.cuda.is_available() else "cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GPT_350M = GPTConfig(blocks=24, width=1024, heads=16, context=1024, vocabulary=50_304)
 CONFIG = SMALL if DRY else GPT_350M
 ROWS = 8
@@ -145,14 +145,13 @@ def alike(one: float, other: float) -> None:
 
 
 def one_partition(compiled: bool) -> None:
-    data = batch()
     weft.init({"partitions": 1, "microbatches": MICROBATCHES, "verify": "off"})
+    data = batch()
     nets = [gpt() for _ in range(4)]
     if compiled:
         for net in nets:
             net.compile(backend="eager" if DRY else "inductor")
-    backend = "gloo" if DRY else "nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
     ddp = DistributedDataParallel(nets[2])
     step, model = split(nets[3], data)
     first = plain(nets[0], data)
@@ -172,10 +171,8 @@ def compiled() -> None:
 
 def replicas() -> None:
     """weft's replicas beside DDP: over NCCL if each rank has a GPU, else over gloo."""
-    data = batch()
     weft.init({"partitions": 1, "microbatches": MICROBATCHES, "verify": "off"})
-    if DEVICE.type == "cuda":
-        torch.cuda.set_device(weft.local_rank() % torch.cuda.device_count())
+    data = batch()
     ddp = DistributedDataParallel(gpt(), process_group=group())
     step, model = split(gpt(), data)
     compare({"DDP": plain(ddp, data), "weft": step}, f"{weft.size()} ranks, {backend()}")
@@ -192,12 +189,11 @@ def group() -> Any:
 
 def pipeline() -> None:
     """Two ranks of a pipeline beside one process, whose steps the second one waits for."""
-    data = batch()
     weft.init({"partitions": 2, "microbatches": MICROBATCHES, "verify": "off"})
+    data = batch()
     alone = plain(gpt(), data) if weft.rank() == 0 else nothing
-    step, model = split(gpt(), data)
+    step, _ = split(gpt(), data)
     compare({"plain PyTorch, one process": alone, "weft, 1F1B": step}, f"{MICROBATCHES} microbatches")
-    model.state_dict()
 
 
 def nothing() -> None:
@@ -211,8 +207,8 @@ def sharded(degree: str) -> None:
 
     from benchmarks.tensor_parallel.contenders import CutAttention
 
-    data = batch()
     weft.init({"partitions": 1, "microbatches": MICROBATCHES, "verify": "off", degree: 2})
+    data = batch()
     peer, mesh = gpt(), DeviceMesh.from_group(group(), DEVICE.type)
     for block in peer.blocks:
         block.attention = CutAttention(block.attention, 2).to(DEVICE)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.gpu.emulated import WAITS
+from tests.gpu.emulated_tensors import WAITS
 
 x = torch.arange(6.0, device="cuda").view(2, 3)
 host = torch.ones(3)

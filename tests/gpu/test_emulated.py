@@ -1,6 +1,6 @@
 """Without a GPU: no tensor of a step is on the wrong device, and no step waits more often with more microbatches.
 
-See `emulated.py` for the GPU that takes part. A machine with a GPU has `test_training.py` instead.
+See `emulated_tensors.py` for the GPU that takes part. A machine with a GPU has `test_training.py` instead.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
 from benchmarks.gpt import GPT, GPTConfig
-from tests.gpu.emulated import WAITS
+from tests.gpu.emulated_tensors import WAITS
 
 ROWS, LENGTH, STEPS = 8, 128, 4
 MICROBATCHES = 2, 8
