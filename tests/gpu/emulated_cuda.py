@@ -106,6 +106,7 @@ def _nccl() -> None:
         return new_group(ranks, timeout, backend, *rest, **more)
 
     dist.new_group = group
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None  # DDP's, by events of the device
     dist.init_process_group = lambda backend=None, *rest, **more: begin(
         "gloo" if backend == "nccl" else backend, *rest, **more
     )
