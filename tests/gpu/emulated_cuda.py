@@ -165,6 +165,7 @@ def install() -> None:
     _nccl()
     _memory()
     for name, value in {
+        "_initialized": True,
         "_lazy_init": lambda: None, "init": lambda: None, "is_initialized": lambda: True, "is_available": lambda: True,
         "device_count": lambda: 1, "current_device": lambda: 0, "set_device": lambda device: None,
         "get_device_name": lambda *_: "emulated", "get_device_properties": lambda *_: _PROPERTIES,
