@@ -38,7 +38,9 @@ ONCE_A_STEP = {
     "offloaded": {"stream.synchronize in states.py _finish"},
 }  # fmt: skip
 ONCE_A_STEP |= dict.fromkeys(("tensor", "sequence"), ONCE_A_STEP["clipped"])
-NOT_HERE = {"ready_made_modules_of_torch", "nested_tensors_between_modules"}
+NOT_HERE = {
+    "ready_made_modules_of_torch", "nested_tensors_between_modules", "packed_sequences_between_parts"
+}  # fmt: skip
 """Checks of what has other operations on a GPU, which the CPU has no kernels for; Dynamo cannot look into kernels."""
 ITEMS = [name for name in CHECKS if name not in NOT_HERE and "compiled" not in name]
 
