@@ -29,6 +29,8 @@ pytestmark = [
 HERE = Path(__file__).parent
 OF_MESSAGES = "in torch_dist.py "
 """What threads that send and receive wait for; through NCCL no other thread does."""
+NOW_AND_THEN = "_local_scalar_dense in watching.py _loss"
+"""What shows the loss every few seconds."""
 ONCE_A_STEP = {
     "clipped": {"copy to the host in clip.py norm_along", "copy to the device in clip.py norm_along"},
     "scaled": {
@@ -74,17 +76,24 @@ def found(
 
 @pytest.mark.parametrize(
     ("partitions", "cases"),
-    [
-        (2, ["plain", "clipped", "checkpointed", "scaled", "offloaded", "chunked", "zero_bubble"]),
-        (1, ["plain", "scaled", "offloaded", "sharded", "tensor", "sequence", "context"]),
-    ],
+    one_in(
+        2,
+        [
+            (2, ["plain", "clipped", "checkpointed", "scaled", "offloaded", "chunked", "zero_bubble"]),
+            (1, ["plain", "scaled", "offloaded", "sharded", "tensor", "sequence", "context"]),
+        ],
+    ),
 )
 def test_no_step_waits_more_often_with_more_microbatches(
     tmp_path: Path, partitions: int, cases: list[str]
 ) -> None:
     for case, by_count in found(tmp_path, True, partitions, cases).items():
         for count, waited in by_count.items():
-            beside = {what: times for what, times in waited.items() if OF_MESSAGES not in what}
+            beside = {
+                what: times
+                for what, times in waited.items()
+                if OF_MESSAGES not in what and what != NOW_AND_THEN
+            }
             expected = ONCE_A_STEP.get(case, set())
             assert beside == dict.fromkeys(expected, 1), (case, count, waited)
             assert all(what.startswith("stream.synchronize") for what in waited.keys() - beside.keys()), (
@@ -99,10 +108,10 @@ def check(script: str, items: list[str], start: jobs.Start, ranks: int = 2, part
     assert not faults, "\n".join([f"{len(faults)} of {len(items)} items", *faults])
 
 
-@pytest.mark.parametrize("start", [jobs.emulated, jobs.emulated_apart])
 @pytest.mark.parametrize("part", one_in(30, range(30)))
-def test_behaviour(part: int, start: jobs.Start) -> None:
-    check("run_checks.py", ITEMS[part::30], start)
+def test_behaviour(part: int) -> None:
+    """Half of the parts with messages through the host, half as through NCCL."""
+    check("run_checks.py", ITEMS[part::30], (jobs.emulated, jobs.emulated_apart)[part % 2])
 
 
 @one_day_in(3)
