@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.gpus import KEPT, VISIBLE
 
+Start = Callable[[Sequence[str], Mapping[str, str], Path], Any]
 OWN = Path(__file__).with_name("own_gpus.py")
+EMULATED = Path(__file__).with_name("emulated.py")
 
 
 class Job(subprocess.Popen[str]):
@@ -47,5 +50,20 @@ def sharing(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
 
 def owning(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
     """Ranks that think that each has a GPU of its own: their messages go through NCCL."""
+    return Job(_behind(OWN, arguments), env, cwd)
+
+
+def emulated(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
+    """Ranks that share a GPU which is not there; see `emulated.py`."""
+    return Job(_behind(EMULATED, arguments), env, cwd)
+
+
+def emulated_apart(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Job:
+    """The same, but each rank thinks that the GPU is its own; what stands for NCCL is gloo."""
+    return Job(_behind(EMULATED, _behind(OWN, arguments)), env, cwd)
+
+
+def _behind(script: Path, arguments: Sequence[str]) -> list[str]:
+    """The arguments with this script before the one that they name."""
     at = next(at for at, given in enumerate(arguments) if given.endswith(".py"))
-    return Job([*arguments[:at], str(OWN), *arguments[at:]], env, cwd)
+    return [*arguments[:at], str(script), *arguments[at:]]

@@ -15,6 +15,7 @@ from torch import nn
 from benchmarks.balance.by_hand import equal_blocks
 from benchmarks.balance.models import MODELS
 from benchmarks.contenders import CONTENDERS
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.pipeline import __main__ as pipeline
 from benchmarks.schedules import __main__ as schedules
 from benchmarks.schedules.__main__ import compared, verdict
@@ -42,6 +43,7 @@ OTHERS = {
     "plan": (["--rows", "tests/data/step_times.csv", "--brief"], "| **strict** | 28 |"),
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
     "pretrained": (["--gib", "0.01", "--width", "128", "--ranks", "2"], "| 2 | delayed |"),
+    "gpu": (["--dry", "--minutes", "10"], "| machine for weft plan | measured |"),
     "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }
 """Options that make it short, and what its table has then."""
@@ -80,6 +82,33 @@ def test_the_contenders_that_run_by_default_are_there():
 
 def test_without_namespaces_the_slow_network_is_skipped():
     assert run("slow_network", [], PATH="").startswith("skipped: two network namespaces cannot be made here")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]):
+    assert gpu.main([]) == gpu.NO_GPU
+    assert capsys.readouterr().out == (
+        "there is no GPU here that PyTorch can use: nothing was measured (--dry runs every part on the CPU)\n"
+    )
+
+
+def test_a_part_that_fails_or_has_no_time_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The file is as a worker leaves it that is ended."""
+    wait = (
+        "import sys, time; print('weft: no memory'); sys.exit(3) if sys.argv[1] == 'fail' else time.sleep(60)"
+    )
+    row = {"what": "weft", "value": 51.25, "unit": "ms", "beside": "DDP", "base": 50.0, "note": "a | b"}
+    found = gpu.Run(0, True, tmp_path)
+    parts = [gpu.Part(name, 1.0, lambda run, s, name=name: ["-c", wait, name]) for name in ("fail", "stay")]
+    failed, stayed = (gpu.rows_of(part, found, 10.0 if part.name == "fail" else 1.0) for part in parts)
+    assert failed[0]["note"] == "exit code 3: weft: no memory" and stayed[0]["note"] == "ended after 1 s"
+    assert gpu.line_of({"part": "replicas", **row}) == (
+        "| replicas | weft | 51.2 ms | DDP | 50 ms | 1.025 | a / b |"
+    )
+    monkeypatch.setattr(gpu, "LEAST_S", 1e9)
+    out = tmp_path / "rows.json"
+    assert gpu.main(["--dry", "--only", "memory,replicas", "--json", str(out)]) == 1
+    assert [row["note"] for row in json.loads(out.read_text())["rows"]] == ["no time was left"] * 2
 
 
 def run(name: str, options: list[str], **more: str) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from weft.reduce.exchange import all_reduce_extreme
+from weft.torch.pytorch.private import version
 from weft.torch.session import current
 from weft.torch.tensors.shards import stays_sharded
 
@@ -32,7 +33,34 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, device: str | None = None, *args: Any, **kwargs: Any) -> None:
         session = current.session()
         super().__init__(device or session.device.type, *args, **kwargs)
+        self._told = 0.0
+        self._known: tuple[Tensor, int] | None = None
+        """The scale, and how often it was written, when all that was written since was by ``update()``."""
         session.agreement.add_scaler(self)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        known = new_scale is None and self._is_known()
+        super().update(new_scale)
+        if known and self._scale is not None:
+            self._known = self._scale, version(self._scale)
+
+    def scale_as_set(self) -> float:
+        """The scale as the script wrote it last, or as it began: not that of other ranks if one alone wrote it.
+
+        It is read only then. What ``update()`` makes of it is the same on all ranks, and would have to be waited for.
+        """
+        if self._scale is None:
+            return self.get_scale()
+        if not self._is_known():
+            self._told, self._known = self.get_scale(), (self._scale, version(self._scale))
+        return self._told
+
+    def _is_known(self) -> bool:
+        return (
+            self._known is not None
+            and self._scale is self._known[0]
+            and version(self._scale) == self._known[1]
+        )
 
     def _unscale_grads_(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -46,7 +74,7 @@ class GradScaler(torch.amp.GradScaler):
         session = current.session()
         group = session.group("world")
         if group is not None:
-            anywhere = torch.stack([flag.cpu() for flag in found.values()]).amax()
+            anywhere = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax().cpu()
             with session.doing("GradScaler: looking for overflows"):
                 all_reduce_extreme(anywhere, dist.ReduceOp.MAX, group)
             for flag in found.values():

@@ -143,14 +143,15 @@ def norm_along(
     """
     session, norm_type = current.session(), float(norm_type)
     grads = [each for each in grads if each.numel()]  # of what another rank holds there is nothing
-    local = _total_norm(grads, norm_type) if grads else torch.zeros(())
+    local = _total_norm(grads, norm_type) if grads else torch.zeros((), device=session.device)
     if axis is None:
         return local
     # the precisions that ranks have go along: a factor in another one would let what all hold drift apart
     precisions = [float(bool(grads) and local.dtype == each) for each in _PRECISIONS]
-    bad = float(full_tensor(_Torch.total_norm(alike, 1.0))) if alike else 0.0
+    shared = full_tensor(_Torch.total_norm(alike, 1.0)) if alike else torch.zeros_like(local)
+    norm, bad = torch.stack([local.double(), shared.double()]).tolist()  # together: a GPU is waited for once
     own = torch.tensor(
-        [float(local), bool(grads), 0.0 if math.isfinite(bad) else bad, *precisions], dtype=torch.float64
+        [norm, bool(grads), 0.0 if math.isfinite(bad) else bad, *precisions], dtype=torch.float64
     )
     with session.doing(what):
         rows = gather_rows(own, session.group(axis))

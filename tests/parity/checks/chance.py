@@ -22,7 +22,7 @@ from weft.torch.session import current
 from weft.transport.channel import SHAPES, TELL, Message
 
 from .. import models
-from ..compare import gradients
+from ..compare import gradients, on_device
 from ..split import train_split
 from .harness import (
     MICROBATCHES,
@@ -447,9 +447,9 @@ class Draws(nn.Module):
         self.a, self.b = Noisy.Part(), Noisy.Part()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.dropout(self.a(x), 0.2, self.training) * torch.rand(WIDTH)
+        x = F.dropout(self.a(x), 0.2, self.training) * torch.rand(WIDTH, device=x.device)
         chosen = torch.multinomial(x.detach().abs() + 1e-3, 2)
-        return self.b(x).gather(1, chosen) + torch.rand(())
+        return self.b(x).gather(1, chosen) + torch.rand((), device=x.device)
 
 
 @check
@@ -464,7 +464,7 @@ def a_seed_that_a_step_sets() -> None:
         return loss
 
     net = seeded(Draws)
-    alone, x = copy.deepcopy(net), torch.randn(ROWS, WIDTH)
+    alone, x = copy.deepcopy(net), on_device(torch.randn(ROWS, WIDTH))
     model = placed(net, {"b": 1}, verify="gradients")
     wanted = []
     for _ in range(2):

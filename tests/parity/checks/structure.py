@@ -191,7 +191,7 @@ class Packing(nn.Module):
         if not self.sort:
             lengths = lengths.sort(descending=True)[0]
         packed = pack_padded_sequence(
-            self.embed(ids), lengths, batch_first=True, enforce_sorted=not self.sort
+            self.embed(ids), lengths.cpu(), batch_first=True, enforce_sorted=not self.sort
         )
         packed, state = self.gru(packed)
         packed, _ = self.lstm(packed, (state, torch.zeros_like(state)))

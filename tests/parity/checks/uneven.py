@@ -15,7 +15,7 @@ import weft.torch as weft
 from weft.errors import UsageError
 
 from .. import models
-from ..compare import Record, gradients
+from ..compare import Record, gradients, on_device
 from .changes import descend
 from .harness import MICROBATCHES, WIDTH, assert_same, check, seeded, start, vectors
 from .inputs import chain, plain, refused, uneven
@@ -124,7 +124,7 @@ def padded(numbers: torch.Generator, ignored: int = -100) -> dict[str, Tensor]:
     labels = torch.randint(CLASSES, (ROWS, LENGTH), generator=numbers)
     for row, length in enumerate((6, 5, 1, 2, 0, 3, 4, 4)):
         labels[row, length:] = ignored
-    return {"x": torch.randn(ROWS, LENGTH, WIDTH, generator=numbers), "labels": labels}
+    return on_device({"x": torch.randn(ROWS, LENGTH, WIDTH, generator=numbers), "labels": labels})
 
 
 def token_loss(model: Any, x: Tensor, labels: Tensor) -> Tensor:

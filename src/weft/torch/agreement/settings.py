@@ -193,7 +193,7 @@ class Agreement:
                 yield f"of the {name}", [("the loss scale", scaler.loss_scale)]
         for name, scaler in self.present("scaler").items():
             if scaler.is_enabled():
-                yield f"of the {name}", [("the scale", scaler.get_scale())]
+                yield f"of the {name}", [("the scale", scaler.scale_as_set())]
 
     def forget_loads(self) -> None:
         """All ranks have the same now."""
