@@ -15,7 +15,7 @@ import torch
 
 from tests.gpu import jobs
 from tests.launching import run_ranks
-from tests.long import one_day_in, one_in
+from tests.long import long, one_in
 from tests.parity.checks.registry import CHECKS
 from tests.parity.jobs import FOLDER, ROOT, environment, run_items
 from tests.parity.run_schedules import MODELS, NAMED
@@ -105,18 +105,19 @@ def check(script: str, items: list[str], start: jobs.Start, ranks: int = 2, part
     assert not faults, "\n".join([f"{len(faults)} of {len(items)} items", *faults])
 
 
-@pytest.mark.parametrize("part", one_in(30, range(30)))
+@long
+@pytest.mark.parametrize("part", range(30))
 def test_behaviour(part: int) -> None:
     """Half of the parts with messages through the host, half as through NCCL."""
     check("run_checks.py", ITEMS[part::30], (jobs.emulated, jobs.emulated_apart)[part % 2])
 
 
-@one_day_in(3)
-@pytest.mark.parametrize("part", one_in(8, range(8)))
+@long
+@pytest.mark.parametrize("part", range(8))
 def test_models(part: int) -> None:
     check("run_zoo.py", list(CASES)[::16][part::8], jobs.emulated)
 
 
-@one_day_in(3)
+@long
 def test_schedules() -> None:
     check("run_schedules.py", [f"{MODELS[0]}/{kind}" for kind in NAMED[::4]], jobs.emulated_apart)
