@@ -71,7 +71,7 @@ class Step:
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
         self.visits = Visits()
         """How often a microbatch calls each module with buffers."""
-        self._generation = 0
+        self._units: tuple[int, ...] = ()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -293,8 +293,9 @@ class Step:
         session.check_whole()
         session.count_step(self._evaluates(session))
         order = self._order(session, batch.microbatches)
-        if self._generation != session.pipeline.generation:  # units may be elsewhere
-            self._generation, self.latest, self.visits = session.pipeline.generation, None, Visits()
+        units = id(session.pipeline), session.pipeline.generation, session.pipeline.units
+        if self._units != units:  # others, or elsewhere
+            self._units, self.latest, self.visits = units, None, Visits()
         run = StepRun(
             self.name, self.function, self.detach_outputs, self.latest, self.visits, session, batch, order
         )

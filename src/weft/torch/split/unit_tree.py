@@ -158,7 +158,7 @@ class Tree:
 
     def pieces(self, opened: set[str]) -> list[Piece]:
         """The units that remain when ``opened`` are opened (the root is, if it can be), in program order."""
-        known = frozenset(opened), self.closed
+        known = frozenset(opened), frozenset(self.closed)
         if known not in self._pieces:
             self._pieces[known] = self._pieces_of(opened)
         return list(self._pieces[known])
