@@ -456,7 +456,7 @@ def _named(source: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         if key == GROUP and isinstance(value, Mapping):
             yield from ((f"{key}.{each}", f"{key}_{each}", own) for each, own in value.items())
         else:
-            name = key.replace(".", "_") if str(key).startswith(f"{GROUP}.") else key
+            name = key.replace(".", "_") if isinstance(key, str) and key.startswith(f"{GROUP}.") else key
             yield key, ALIASES.get(name, name), value
 
 

@@ -168,6 +168,10 @@ class Microbatch:
         while not self._in_order():
             self._yield()
         self.follows = None
+        self.come(place)
+
+    def come(self, place: str) -> None:
+        """It is there now, and the one before should not be there again."""
         if self.before is not None:
             self.before.overtaken.add(place)
 

@@ -67,39 +67,6 @@ def another_step_calls_modules_more_often_than_the_traced_one() -> None:
     _same_with(seeded(Normalised), once, twice)
 
 
-class Averaging(nn.Module):
-    """It adds a running mean of its results that is no buffer, once it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.mean, self.remembers = 0.0, False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
-        if self.remembers:
-            self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
-        return torch.tanh(x + self.mean)
-
-
-@check
-def another_step_keeps_something_in_attributes_from_call_to_call() -> None:
-    """The traced one has not: its own first step shows it."""
-
-    def plain(backward: Callable[[Tensor], None], model: nn.Module, batch: Any) -> None:
-        backward(squared_error(model, batch))
-
-    def remembering(backward: Callable[[Tensor], None], model: nn.Module, batch: Any) -> None:
-        for module in model.modules():
-            if isinstance(module, Averaging):
-                module.remembers = True
-        backward(squared_error(model, batch))
-        backward(F.mse_loss(model(batch["y"]), batch["x"]))
-
-    torch.manual_seed(3)
-    _same_with(nn.Sequential(*(Averaging() for _ in range(6))).to(device()), plain, remembering)
-
-
 def _same_with(net: nn.Module, first: Callable[..., None], second: Callable[..., None]) -> None:
     """Two steps of one function and two of another one leave what they leave in one process.
 

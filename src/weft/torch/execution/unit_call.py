@@ -403,11 +403,11 @@ class PlainCall:
             self.held = [*map(known, self.hidden), *self.away.values()]
         else:
             local = map_tensors(inputs, known, anew=self.again, attributes=True)
-        if unit.stateful or is_new(
-            self.program.microbatch
-        ):  # what it keeps is to see the microbatches in order
+        if unit.stateful:  # what it keeps is to see the microbatches in order
             self.program.microbatch.follow(unit.name)
             self.versions = unit.versions()
+        elif is_new(self.program.microbatch):
+            self.program.microbatch.come(unit.name)
         return local
 
     def _is_beside(self, tensor: Tensor) -> bool:
