@@ -481,17 +481,7 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             'microbatches is "auto", but pipeline is "file", and the file is for one number of microbatches: write '
             'that number, or another "pipeline"'
         )
-    if complete["deterministic"]:
-        if left_open:
-            faults.append(
-                'microbatches is "auto", which follows measured times, but deterministic is true: write '
-                '"microbatches": 4, say, or leave deterministic out'
-            )
-        if KINDS[complete["pipeline"]].timed:
-            faults.append(
-                f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
-                'write "pipeline": "1f1b", say, or leave deterministic out'
-            )
+    faults += _timed_faults(complete)
     faults += _device_faults(complete)
     if complete["compile"] and complete["partitions"] == 1:
         faults.append(
@@ -530,6 +520,23 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
     return faults
 
 
+def _timed_faults(complete: Mapping[str, Any]) -> list[str]:
+    """Faults of settings that follow measured times, where two runs are to give the same bits."""
+    faults = []
+    if complete["deterministic"]:
+        if complete["microbatches"] == "auto":
+            faults.append(
+                'microbatches is "auto", which follows measured times, but deterministic is true: write '
+                '"microbatches": 4, say, or leave deterministic out'
+            )
+        if KINDS[complete["pipeline"]].timed:
+            faults.append(
+                f'pipeline is "{complete["pipeline"]}", which follows measured times, but deterministic is true: '
+                'write "pipeline": "1f1b", say, or leave deterministic out'
+            )
+    return faults
+
+
 def _device_faults(complete: Mapping[str, Any]) -> list[str]:
     """Faults of the speeds of devices."""
     faults = []
@@ -563,7 +570,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
         "context_parallel_degree": [1], "pipeline": having(lambda kind: not kind.measured),
     },
 }  # fmt: skip
-"""What other settings must be where one of these is not as by default."""
+"""The values that other settings must have where one of these is not as by default."""
 
 
 def _advice(setting: Field[Any], value: object) -> str:

@@ -76,7 +76,7 @@ class Visits:
 
     def __init__(self) -> None:
         self.new = True
-        """Whether the function's first step has not ended."""
+        """False once the function's first step has ended."""
         self._known = False
         self._times: dict[str, int] = {}
 
@@ -128,6 +128,11 @@ class Microbatch:
         self.kept: Any = None
         self.held: Any = None
         self._body = body
+
+    @property
+    def is_new(self) -> bool:
+        """True in the first step of its function."""
+        return self.visits is not None and self.visits.new
 
     def run(self, context: contextvars.Context) -> None:
         """The body, in the context the step was called in; the executor's job on a worker thread."""

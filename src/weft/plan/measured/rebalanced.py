@@ -7,18 +7,20 @@ now. The split that is best for these speeds is simulated beside the present one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from weft.config import Settings
 from weft.errors import PlacementError
 from weft.graph.model import Graph
 from weft.partition.chain.exact import exact
-from weft.partition.cost import memory_bytes
 from weft.partition.problem import Device, Problem
+from weft.plan.chosen import Execution, execution
+from weft.plan.stages import on_stages
 from weft.plan.v_apex import EFFORT
 from weft.schedule import Schedule
-from weft.simulate import FREE, Simulation, StageCost, as_weft_runs
+from weft.simulate import FREE, Simulation, as_weft_runs
 
 NOISE = 0.1
 """A rank differs from what the split was made for if it takes more than this part longer, beside the quickest."""
@@ -36,9 +38,8 @@ class Present:
         schedule: Its order of actions, and the rank of each stage.
         speeds: How fast each rank is by what it was made for; empty where all are alike.
         memory_weight: What was balanced: 0 is time, 1 is memory.
-        in_flight: How many microbatches a rank may hold.
         memory_bytes: What a rank has; any amount if not given.
-        ahead: How many microbatches more than its list holds a rank may start.
+        how: The manner in which ranks run it.
     """
 
     graph: Graph
@@ -46,9 +47,8 @@ class Present:
     schedule: Schedule
     speeds: tuple[float, ...] = ()
     memory_weight: float = 0.0
-    in_flight: int = 1
     memory_bytes: float | None = None
-    ahead: int | None = 0
+    how: Execution = field(default_factory=lambda: execution(Settings(), False))
 
     def work_s(self) -> list[float]:
         """Seconds of one microbatch by rank, as traced."""
@@ -59,23 +59,8 @@ class Present:
 
     def step(self, stages: Sequence[int], speeds: Sequence[float]) -> Simulation:
         """A step with the units on these stages, at these speeds."""
-        costs = []
-        for stage, rank in enumerate(self.schedule.rank_of_stage):
-            units = [unit for unit, at in zip(self.graph.units, stages, strict=True) if at == stage]
-            backward_s = sum(unit.backward_ms for unit in units) / 1e3 / speeds[rank]
-            saved = sum(unit.activation_bytes for unit in units)
-            costs.append(
-                StageCost(
-                    forward_s=sum(unit.forward_ms for unit in units) / 1e3 / speeds[rank],
-                    backward_s=backward_s,
-                    input_s=backward_s / 2,
-                    weight_s=backward_s / 2,
-                    activation_bytes=saved,
-                    weight_bytes=saved,
-                    parameter_bytes=sum(unit.parameter_bytes for unit in units),
-                )
-            )
-        return as_weft_runs(self.schedule, costs, FREE, ahead=self.ahead)
+        placed = on_stages(self.graph, stages, self.schedule.rank_of_stage, speeds=speeds)
+        return as_weft_runs(self.schedule, placed.stages, FREE, **self.how)
 
     def neighbours(self, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """The splits in which one unit beside a cut is on the other side; none where a simulation takes too long."""
@@ -93,13 +78,6 @@ class Present:
                 }
                 if len(ranks) == len({group for group, _ in ranks}) and {*found} == {*stages}:
                     yield tuple(found)
-
-    def fits(self, stages: Sequence[int]) -> bool:
-        """True if each rank has the memory for these stages."""
-        taken = [0] * len(self.schedule.ranks)
-        for unit, stage in zip(self.graph.units, stages, strict=True):
-            taken[self.schedule.rank_of_stage[stage]] += memory_bytes(unit, self.in_flight)
-        return self.memory_bytes is None or max(taken) <= self.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -143,7 +121,8 @@ def find_split(present: Present, steps: Sequence[Sequence[float]]) -> Better | N
         return None
     stages = _shifted(present, even, speeds)
     now, then = present.step(present.stages, speeds), present.step(stages, speeds)
-    if then.step_s >= (1 - GAIN) * now.step_s or not present.fits(stages):
+    limit = present.memory_bytes
+    if then.step_s >= (1 - GAIN) * now.step_s or (limit is not None and max(then.peak_bytes) > limit):
         return None
     return Better(stages, speeds, tuple(late), now.step_s, then)
 

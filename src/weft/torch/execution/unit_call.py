@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
-from weft.runtime.microbatch import Microbatch
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
 from weft.torch.calls.call_signature import ONE, scan
@@ -57,11 +56,11 @@ class UnitCall:
     """Stands for ``module.__call__``.
 
     ``owner``: the partition, or FLOATING for a module without state, which runs where its newest argument is
-    (everywhere, if none has a place). ``writes``: how often a microbatch calls it, if it is known to leave something to
-    the next one. ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that
-    others set; ``toggled``: its parameters of which the step says whether they need gradients. ``traced``: whether the
-    trace has called it, so that one knows what it writes. ``reads``: whether it may use what other units have left in
-    containers and objects. ``hooks``: the names of its forward hooks that run with it.
+    (everywhere, if none has a place). ``writes``: above 0 if it is known to leave something to the next microbatch.
+    ``stage``: the stage it belongs to; a partition may have several. ``spots``: attributes in it that others set;
+    ``toggled``: its parameters of which the step says whether they need gradients. ``traced``: whether the trace has
+    called it, so that one knows what it writes. ``reads``: whether it may use what other units have left in containers
+    and objects. ``hooks``: the names of its forward hooks that run with it.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class UnitCall:
                 if value is not None and value.owner == program.rank:
                     program.tape.send(value, tensor, owner, self.name)
                 return program.placeholder(spec.description[1], owner)
-            if key not in program.pipeline.told or self.stateful or is_new(program.microbatch):
+            if key not in program.pipeline.told or self.stateful or program.microbatch.is_new:
                 return UNUSUAL
             running_here.glue = None
             program.log.append(key)
@@ -191,7 +190,7 @@ class UnitCall:
             return forward(*args, **kwargs), {}
         with note_attributes(self.module, lambda: "") as noted:
             result = forward(*args, **kwargs)
-        if any(each.in_order for each in noted):  # from now on microbatches come in order
+        if any(each.in_order and not each.lazy for each in noted):  # from now on microbatches come in order
             self.stateful, self.writes = True, max(1, self.writes)
         written = told(self.module, noted)
         old = [each for each in noted if not self.traced and f"{each.module}.{each.name}" not in written]
@@ -360,7 +359,7 @@ class PlainCall:
             self.key, unit.name, call, self._run, self.tensors, self.inputs, self._localise
         )
         program.module = ""
-        if unit.stateful or is_new(program.microbatch):
+        if unit.stateful or program.microbatch.is_new:
             program.microbatch.passed(unit.name, unit.stateful and unit.has_written(self.versions))
         return self._filled(result)
 
@@ -406,7 +405,7 @@ class PlainCall:
         if unit.stateful:  # what it keeps is to see the microbatches in order
             self.program.microbatch.follow(unit.name)
             self.versions = unit.versions()
-        elif is_new(self.program.microbatch):
+        elif self.program.microbatch.is_new:
             self.program.microbatch.come(unit.name)
         return local
 
@@ -469,7 +468,7 @@ class PlainCall:
         if spec is None:
             return unit.run_noted(forward, args, kwargs)
         microbatch = program.microbatch
-        if is_new(microbatch) and not unit.stateful and microbatch.times.get(unit.name):
+        if microbatch.is_new and not unit.stateful and microbatch.times.get(unit.name):
             # called again by a function that was not traced: does it keep anything from call to call?
             result, _ = unit.run_noted(forward, args, kwargs)
         else:
@@ -486,11 +485,6 @@ class PlainCall:
         """Run the unit while its attributes that others set are ``given``."""
         with self.given.replaced(given):
             return self.inner(*args, **kwargs)
-
-
-def is_new(microbatch: Microbatch) -> bool:
-    """True in the first step of a function."""
-    return microbatch.visits is not None and microbatch.visits.new
 
 
 def received_data(tensor: Tensor) -> Tensor:

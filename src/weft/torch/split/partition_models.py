@@ -407,8 +407,7 @@ def _kept_in_attributes(traced: Trace) -> str:
 
 
 def _count_writes(traced: Trace, name: str) -> int:
-    """The number of a unit's calls in a microbatch, if it leaves something to the next one: buffers, attributes.
-    buffers, attributes."""
+    """The number of a unit's calls in a microbatch, if it leaves something to the next one."""
     written = traced.written_buffers | traced.replaced_buffers | traced.written_parameters.keys()
     keeps = any(is_below(buffer, name) for buffer in written) or any(
         each.in_order and each.inside(name) for each in traced.attributes

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import UsageError
 from weft.graph.model import Graph
-from weft.plan.chosen import ahead, schedule_for
+from weft.plan.chosen import execution, schedule_for
 from weft.plan.measured.planned import Planned
 from weft.plan.measured.rebalanced import NOISE, Better, Present, find_split
 from weft.runtime.allocator import give_back
@@ -99,9 +99,8 @@ class Rebalance:
             schedule_for(settings, None, settings.microbatch_count),
             self._speeds,
             plan.memory_weight,
-            plan.in_flight,
             limit_bytes(session),
-            ahead(settings),
+            execution(settings, plan.revisits),
         )
         better = find_split(present, [*zip(*slowest, strict=True)])
         if better is None:
