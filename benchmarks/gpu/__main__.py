@@ -37,7 +37,7 @@ HEADER = "| part | what | figure | beside | its figure | ratio | note |\n| --- |
 
 @dataclass(frozen=True)
 class Run:
-    """How parts are run here."""
+    """The way in which parts are run here."""
 
     gpus: int
     dry: bool
@@ -112,7 +112,7 @@ PARTS = [
 
 
 def rows_of(part: Part, run: Run, limit_s: float) -> list[dict[str, Any]]:
-    """What the part found within so many seconds: also when it ends badly, what it had until then."""
+    """The rows that the part found within so many seconds: also when it ends badly, those that it had until then."""
     file, environ = run.folder / "rows.jsonl", dict(os.environ)
     file.unlink(missing_ok=True)
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

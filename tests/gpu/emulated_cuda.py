@@ -1,4 +1,4 @@
-"""What `torch.cuda` says of the emulated GPU, its streams, storages and groups; its tensors: `emulated_tensors.py`."""
+"""The answers of `torch.cuda` for the emulated GPU, its streams, storages and groups; its tensors: `emulated_tensors.py`."""
 
 from __future__ import annotations
 

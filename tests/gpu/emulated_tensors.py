@@ -29,7 +29,7 @@ KEY = torch._C.DispatchKey.CPU
 WITHOUT = {"aten::_fused_sdp_choice": 0} | dict.fromkeys(
     ("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss"), False
 )
-"""What is asked before operations that GPUs alone have, and the answer that leads to others."""
+"""Questions before operations that GPUs alone have, and the answers that lead to others."""
 EXPLICIT = "copy_", "empty_strided", "empty.memory_format"
 """Operations that do not come to a fallback: one has a kernel for all devices, `torch.tensor` calls the others below
 modes of `torch.utils._python_dispatch`, where PyTorch finds no fallbacks in Python."""

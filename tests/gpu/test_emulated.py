@@ -28,9 +28,9 @@ pytestmark = [
 
 HERE = Path(__file__).parent
 OF_MESSAGES = "in torch_dist.py "
-"""What threads that send and receive wait for; through NCCL no other thread does."""
+"""Waits of threads that send and receive; through NCCL no other thread waits."""
 NOW_AND_THEN = "_local_scalar_dense in watching.py _loss"
-"""What shows the loss every few seconds."""
+"""The loss is shown every few seconds."""
 ONCE_A_STEP = {
     "clipped": {"copy to the host in clip.py norm_along", "copy to the device in clip.py norm_along"},
     "scaled": {

@@ -37,7 +37,7 @@ class Checkpointed(GPT):
 
 
 Between = Callable[[nn.Module, Any], None]
-"""What a script does between the step and the optimizer's."""
+"""Work of a script between the step and the optimizer's."""
 
 
 def clip(model: nn.Module, scaler: Any) -> None:

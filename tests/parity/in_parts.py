@@ -164,7 +164,7 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
 
 @CHECKS.check
 def a_step_inside_of_autocast_knows_the_cut_weights() -> None:
-    """What autocast has cast while weights were whole is not theirs."""
+    """Casts of autocast from before the weights were cut are not theirs."""
     job = Job(places=False)
     with torch.autocast("cpu", torch.bfloat16):
         job.train(1)

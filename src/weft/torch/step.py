@@ -70,7 +70,7 @@ class Step:
         self.latest: int | None = None
         """After how many backward passes a microbatch has still called a module with buffers, if any step has run."""
         self.visits = Visits()
-        """How often a microbatch calls each module with buffers."""
+        """The numbers of calls, in a microbatch, of each module with buffers."""
         self._units: tuple[int, ...] = ()
         functools.update_wrapper(self, function, updated=())
 

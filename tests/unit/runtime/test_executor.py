@@ -129,7 +129,7 @@ def test_whoever_follows_waits_for_the_one_before(executor: Executor):
 
 
 def passed(*times: int) -> Visits:
-    """What is known after microbatches have passed the place so often."""
+    """The knowledge after microbatches have passed the place so often."""
     known = Visits()
     for number in times:
         known.end({"place": number})

@@ -191,7 +191,7 @@ class Watch:
     """Notes whether what runs inside reads values or has results whose shape depends on data."""
 
     active = False
-    """Whether some watch is on; of a rank's threads one runs at a time."""
+    """True while some watch is on; of a rank's threads one runs at a time."""
 
     def __init__(self) -> None:
         self.dynamic = False

@@ -196,7 +196,7 @@ class ParameterWrites(TorchFunctionMode):
     _harmless = frozenset(
         {Tensor.grad.__set__, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined,union-attr]
     )
-    """What changes a tensor, but not its values."""
+    """Functions that change a tensor, but not its values."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ class Tracer:
         self.is_chunked: Callable[[Tensor], bool] = lambda tensor: False
         """True for what a step computes in chunks, if nothing but a loss uses it."""
         self.chunked: list[tuple[Record, Share, int]] = []
-        """What autograd keeps of it here: who made it, and how many bytes."""
+        """The tensors of it that autograd keeps here: who made them, and how many bytes."""
         self.seen_storages = {storage_key(p) for p in root.parameters()}
         self.saved: list[int] = []
         """The storages that autograd keeps for the backward pass."""

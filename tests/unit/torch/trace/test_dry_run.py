@@ -1,4 +1,4 @@
-"""What a step can change is as before after a dry run, and each of several runs finds the same."""
+"""All that a step can change is as before after a dry run, and each of several runs finds the same."""
 
 from __future__ import annotations
 
