@@ -112,7 +112,7 @@ PARTS = [
 
 
 def rows_of(part: Part, run: Run, limit_s: float) -> list[dict[str, Any]]:
-    """The rows that the part found within so many seconds: also when it ends badly, those that it had until then."""
+    """The rows that the part found within so many seconds; those until then, if it ends badly."""
     file, environ = run.folder / "rows.jsonl", dict(os.environ)
     file.unlink(missing_ok=True)
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
