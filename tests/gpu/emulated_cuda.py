@@ -1,4 +1,4 @@
-"""Answers of `torch.cuda` for the emulated GPU, its streams, storages and groups; its tensors: `emulated_tensors.py`."""
+"""Answers of `torch.cuda` for the emulated GPU: streams, storages and groups; its tensors: `emulated_tensors.py`."""
 
 from __future__ import annotations
 
