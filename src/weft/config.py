@@ -183,6 +183,12 @@ class Settings:
         "expert_tensor_parallel: each has a shard of every one; auto: the first for experts that are modules, the "
         "second for those that are one weight",
     )
+    expert_parallel_degree: int = _setting(
+        1,
+        Whole(1),
+        "over how many data-parallel replicas the experts of a mixture are shared; tokens are sent to theirs and back, "
+        "see docs/data-parallel.md#experts-over-replicas",
+    )
     heartbeat_timeout: float = _setting(
         30.0, Number(0, open_below=True), "seconds without a sign of life after which a rank counts as frozen"
     )
@@ -254,6 +260,11 @@ class Settings:
     def tp_size(self) -> int:
         """The number of ranks on axis `tp`: they split weights, or share sequences."""
         return self.tensor_parallel_degree * self.context_parallel_degree
+
+    @property
+    def replica_shards(self) -> int:
+        """Over how many replicas parameters are sharded, or experts shared; 1 where each replica has all of them."""
+        return max(self.sharded_data_parallel_degree, self.expert_parallel_degree)
 
     @property
     def microbatch_count(self) -> int:
@@ -333,9 +344,10 @@ def resolve(
         faults += _world_faults(values.get("partitions", 1), world_size)
         degrees = {name: values[name] for name in TP_DEGREES if values.get(name, 1) > 1}
         faults += _tensor_faults(values.get("partitions", 1), degrees, world_size)
-        faults += _sharers_faults(
-            values.get("partitions", 1), degrees, values.get("sharded_data_parallel_degree", 1), world_size
-        )
+        for name in ("sharded_data_parallel_degree", "expert_parallel_degree"):
+            faults += _sharers_faults(
+                name, values.get("partitions", 1), degrees, values.get(name, 1), world_size
+            )
     _raise(faults)
     return Settings(**values)
 
@@ -503,6 +515,17 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             'verify is "gradients", which compares whole ones, but sharded_parameters_gathered is "microbatch", with '
             'which no rank has any: write "verify": "losses", or "sharded_parameters_gathered": "step"'
         )
+    if complete["expert_parallel_degree"] > 1 and complete["verify"] == "gradients":
+        faults.append(
+            'verify is "gradients", which compares whole ones, but with expert_parallel_degree '
+            f'{complete["expert_parallel_degree"]} each replica has some experts only: write "verify": "losses"'
+        )
+    degrees = sorted(complete[name] for name in ("expert_parallel_degree", "sharded_data_parallel_degree"))
+    if degrees[1] % degrees[0]:
+        faults.append(
+            f"expert_parallel_degree is {complete['expert_parallel_degree']} and sharded_data_parallel_degree is "
+            f"{complete['sharded_data_parallel_degree']}: write two of which one divides the other"
+        )
     if all(complete[name] > 1 for name in (*TP_DEGREES, "sharded_data_parallel_degree")):
         faults.append(
             f"sharded_data_parallel_degree is {complete['sharded_data_parallel_degree']} beside both of "
@@ -563,11 +586,14 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     },
     "compile": {
         "tensor_parallel_degree": [1], "context_parallel_degree": [1], "sharded_data_parallel_degree": [1],
+        "expert_parallel_degree": [1],
     },
+    "expert_parallel_degree": {"context_parallel_degree": [1], "shard_optimizer_state": [False]},
     "rebalance": {
         "compile": [False], "deterministic": [False], "auto_partition": [True], "compression": [""],
         "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],
-        "context_parallel_degree": [1], "pipeline": having(lambda kind: not kind.measured),
+        "context_parallel_degree": [1], "expert_parallel_degree": [1],
+        "pipeline": having(lambda kind: not kind.measured),
     },
 }  # fmt: skip
 """The values that other settings must have where one of these is not as by default."""
@@ -643,21 +669,22 @@ def _tensor_faults(partitions: int, degrees: Mapping[str, int], world_size: int)
     ]
 
 
-def _sharers_faults(partitions: int, degrees: Mapping[str, int], degree: int, world_size: int) -> list[str]:
-    """Replicas that the sharding degree does not divide."""
+def _sharers_faults(
+    name: str, partitions: int, degrees: Mapping[str, int], degree: int, world_size: int
+) -> list[str]:
+    """Replicas that a degree of sharing does not divide."""
     ranks = partitions * math.prod(degrees.values())
     if ranks == 1:
-        return _divisor_faults("sharded_data_parallel_degree", degree, world_size)
+        return _divisor_faults(name, degree, world_size)
     replicas = world_size // ranks
     if world_size % ranks or replicas % degree == 0:
         return []
     divided = f"{partitions} partition{'s' * (partitions > 1)}"
-    divided += "".join(f" and {name} {each}" for name, each in degrees.items())
+    divided += "".join(f" and {other} {each}" for other, each in degrees.items())
     return [
-        f"sharded_data_parallel_degree is {degree}, but {world_size} processes with {divided} make "
+        f"{name} is {degree}, but {world_size} processes with {divided} make "
         f"{replicas} replica{'s' * (replicas > 1)}, which cannot be divided into groups of {degree}: start a "
-        f"multiple of {ranks * degree} processes (weft run -n {ranks * degree}), or write "
-        '"sharded_data_parallel_degree": 1'
+        f'multiple of {ranks * degree} processes (weft run -n {ranks * degree}), or write "{name}": 1'
     ]
 
 

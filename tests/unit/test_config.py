@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
@@ -41,6 +42,7 @@ def test_defaults():
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
         "sequence_parallel": False,
+        "expert_parallel_degree": 1,
         "experts": "auto",
         "heartbeat_timeout": 30.0,
         "wait_timeout": 600.0,
@@ -98,6 +100,38 @@ def test_ranks_that_split_tensors_make_one_copy():
     text = "with 1 partition and tensor_parallel_degree 2 make 1 replica.* multiple of 4 processes"
     with pytest.raises(ConfigError, match=text):
         resolve(given, {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"context_parallel_degree": 2},
+            'write "context_parallel_degree": 1, or "expert_parallel_degree": 1',
+        ),
+        (
+            {"shard_optimizer_state": True},
+            'write "shard_optimizer_state": false, or "expert_parallel_degree": 1',
+        ),
+        ({"verify": "gradients"}, 'each replica has some experts only: write "verify": "losses"'),
+        (
+            {"sharded_data_parallel_degree": 3},
+            "is 2 and sharded_data_parallel_degree is 3: write two of which one",
+        ),
+        ({"expert_parallel_degree": 0}, "expert_parallel_degree is 0"),
+    ],
+)
+def test_experts_over_replicas_do_not_fit_everything(given: dict, text: str):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        Settings(**{"expert_parallel_degree": 2, **given})
+
+
+def test_the_replicas_that_share_experts_divide_the_job():
+    given = {"expert_parallel_degree": 2, "partitions": 2}
+    assert resolve(given, {}, 8).expert_parallel_degree == 2
+    text = "2 partitions make 3 replicas, which cannot be divided into groups of 2: start a multiple of 4"
+    with pytest.raises(ConfigError, match=text):
+        resolve(given, {}, 6)
 
 
 def test_settings_are_frozen():

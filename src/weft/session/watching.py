@@ -49,6 +49,7 @@ def describe_layout(session: Session, microbatches: int) -> tuple[str, int, list
         "{} data-parallel replicas": session.mesh.rdp,
         "parameters sharded over {} replicas": settings.sharded_data_parallel_degree,
         "tensor parallel over {} ranks": settings.tensor_parallel_degree,
+        "experts shared by {} replicas": settings.expert_parallel_degree,
         "context parallel over {} ranks": settings.context_parallel_degree,
     }
     ways = [text.format(degree) for text, degree in degrees.items() if degree > 1]

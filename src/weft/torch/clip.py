@@ -21,6 +21,7 @@ from weft.torch.replicas.full_tensors import full_tensor, is_sharded
 from weft.torch.session import current
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import axes_of, is_cut
+from weft.torch.tensor_parallel.cuts import holders_along
 
 
 class _Torch:
@@ -62,7 +63,7 @@ def clip_grad_norm_(
 
 def shares_parameters(session: Session) -> bool:
     """True if replicas of a pipeline have shares of parameters between steps, and of gradients."""
-    return session.pipeline is not None and session.settings.sharded_data_parallel_degree > 1
+    return session.pipeline is not None and session.settings.replica_shards > 1
 
 
 def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -70,12 +71,11 @@ def counted_once(session: Session, parameters: Sequence[Tensor]) -> list[Tensor]
     sequences, weights = session.tensor.places
     if sequences:
         return []  # the first ranks that share sequences have all of them
-    others = {"tp"} if weights else set()
-    if shares_parameters(session):
-        if session.position("rdp") >= session.settings.sharded_data_parallel_degree:
-            return []  # the first replicas that share parameters have all of them
-        others |= {axis for axis in ("rdp",) if session.position(axis)}
-    return [parameter for parameter in parameters if others <= axes_of(parameter)]
+    counted = [each for each in parameters if not weights or "tp" in axes_of(each)]
+    if not shares_parameters(session):
+        return counted
+    here = session.position("rdp")  # the first replicas that share a parameter have all of it
+    return [each for each in counted if here < holders_along("rdp", each)]
 
 
 def clip_along(

@@ -116,7 +116,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         when_imported(file, read_by_parts)
     session.agreement.watch_optimizers()
     session.activations = Activations(device) if settings.offload_activations else None
-    if settings.partitions * settings.tp_size > 1:
+    if settings.partitions * settings.tp_size * settings.expert_parallel_degree > 1:
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic

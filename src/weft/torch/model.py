@@ -38,13 +38,14 @@ from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.device import device_bytes
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensors.pytree import bytes_of, map_tensors
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 from weft.torch.wrappable import check_wrappable
 
 if TYPE_CHECKING:
     from weft.torch.context_parallel.weights import ContextGroup
+    from weft.torch.replicas.experts.apply import SharedExperts
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -101,6 +102,7 @@ class DistributedModel(nn.Module):
         self.sharing_order: SharingOrder | None = None
         self.cut = False
         self.shared: SharedParameters | None = None
+        self.experts: SharedExperts | None = None
         self.context_group: ContextGroup | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
@@ -127,10 +129,10 @@ class DistributedModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
-        if current.session().settings.sharded_data_parallel_degree > 1 or has_delayed(self.module):
+        if current.session().settings.replica_shards > 1 or has_delayed(self.module):
             raise UsageError(
-                "copy.deepcopy does not work for a model whose parameters are shared by replicas, or not made yet: "
-                "copy its state_dict()"
+                "copy.deepcopy does not work for a model whose parameters or experts are shared by replicas, or not "
+                "made yet: copy its state_dict()"
             )
         self._check_arrived("copy.deepcopy")
         session, options = current.session(), self._options
@@ -351,17 +353,48 @@ class DistributedModel(nn.Module):
         session = current.session()
         degree = session.settings.sharded_data_parallel_degree
         if degree == 1 or self.sharded or self.shared is not None:
-            if session.executor is not None and self.shared is None:
-                session.share_turns(1)
             return
         with session.doing("sharing the parameters"):
-            shared = self.shared = SharedParameters(session, self)
+            self.shared = SharedParameters(session, self)
             self.shared.share()
-            if self.reducer is not None:
-                named = self.local_named_parameters()
-                self.reducer.watch([(name, p) for name, p in named if not shared.has_in_units(p)])
-        session.share_turns(1 if shared.units is None else degree)
+            self._watch_gradients()
         self.cut = True
+        for optimizer in self.optimizers:
+            optimizer.follow_cuts()
+
+    def _watch_gradients(self) -> None:
+        """Let the reducer average the gradients that nobody averages in a microbatch."""
+        shared, experts = self.shared, self.experts
+        if self.reducer is not None:
+            self.reducer.watch([
+                (name, parameter)
+                for name, parameter in self.local_named_parameters()
+                if not (shared and shared.has_in_units(parameter)) and not (experts and experts.has(parameter))
+            ])  # fmt: skip
+
+    @property
+    def alike(self) -> int:
+        """The number of replicas that run microbatches in the same order, for they exchange tensors meanwhile."""
+        units = None if self.shared is None else self.shared.units
+        return max(
+            1 if self.experts is None else self.experts.degree,
+            1 if units is None else current.session().settings.sharded_data_parallel_degree,
+        )
+
+    def share_experts(self) -> None:
+        """Keep only this rank's experts, if its plan says that replicas share them; collective over the replicas."""
+        if self.plan is None or self.plan.experts is None or self.experts is not None:
+            return
+        session, splits = current.session(), Splits.from_record(self.plan.experts)
+        if not splits.regions:
+            return
+        from weft.torch.replicas.experts.apply import SharedExperts  # it loads DTensor
+
+        with session.doing("sharing the experts"):
+            self.experts = SharedExperts(session, self, splits)
+            self._watch_gradients()
+        self.cut = True
+        self.outline = Outline(self.module, not self.sharded)
         for optimizer in self.optimizers:
             optimizer.follow_cuts()
 
@@ -487,10 +520,10 @@ class DistributedModel(nn.Module):
                 "join() does not fit rebalance, for which all replicas compare their times: give all replicas the same "
                 "number of batches, or leave rebalance out"
             )
-        if settings.shard_optimizer_state or settings.sharded_data_parallel_degree > 1:
+        if settings.shard_optimizer_state or settings.replica_shards > 1:
             raise UsageError(
-                "join() does not fit shard_optimizer_state and sharded_data_parallel_degree, because every replica is "
-                "needed to the end: give all replicas the same number of batches"
+                "join() does not fit shard_optimizer_state, sharded_data_parallel_degree and expert_parallel_degree, "
+                "because every replica is needed to the end: give all replicas the same number of batches"
             )
         with join_steps(current.session(), self, divide_by_initial_world_size):
             yield
@@ -505,10 +538,10 @@ class DistributedModel(nn.Module):
             raise UsageError("the model has a communication hook already; a model takes one")
         if not callable(hook):
             raise UsageError(f"a communication hook is a function, not {hook!r}")
-        if current.session().settings.sharded_data_parallel_degree > 1:
+        if current.session().settings.replica_shards > 1:
             raise UsageError(
-                "a communication hook does not fit sharded_data_parallel_degree, where FSDP2 averages gradients: leave "
-                "the hook out"
+                "a communication hook does not fit sharded_data_parallel_degree and expert_parallel_degree, where "
+                "gradients travel in other ways: leave the hook out"
             )
         self._comm_hook = state, hook
         self._use_comm_hook()

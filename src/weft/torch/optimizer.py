@@ -358,8 +358,10 @@ def _refuse_mixed_lists(optimizer: Optimizer) -> None:
 
 def _refuse_norms(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would take a part of a weight for all of it."""
-    sharing = current.session().settings.sharded_data_parallel_degree > 1
-    setting = "sharded_data_parallel_degree" if sharing else "tensor_parallel_degree"
+    degrees = ("sharded_data_parallel_degree", "expert_parallel_degree", "tensor_parallel_degree")
+    setting = next(
+        name for name in degrees if getattr(current.session().settings, name) > 1 or name == degrees[-1]
+    )
     if not updates_parts_alike(optimizer):
         raise UsageError(
             f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks "
@@ -390,9 +392,7 @@ def warn_of_plain_optimizers() -> None:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}
             if any(id(parameter) in own for parameter in parameters):
                 session.check_outside("the optimizer's step()")
-        if (session.mesh.tp > 1 or session.settings.sharded_data_parallel_degree > 1) and any(
-            map(is_cut, parameters)
-        ):
+        if (session.mesh.tp > 1 or session.settings.replica_shards > 1) and any(map(is_cut, parameters)):
             _refuse_norms(optimizer)
         if optimizer not in idle and _trains_nothing(session, parameters):
             idle.add(optimizer)

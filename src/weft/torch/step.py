@@ -171,7 +171,10 @@ class Step:
             proof = compare.begin(session, pending, self.function, batch)
             for model in pending:
                 model.cut_tensors()
+                model.share_experts()
                 model.share_parameters()
+            if pending and session.executor is not None:
+                session.share_turns(max(model.alike for model in session.models))
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()

@@ -353,7 +353,7 @@ def test_a_mixture_of_experts(tmp_path, capsys):
     assert by_file["best"][0]["division"]["experts"] > 1
     assert (
         by_file["best"][0]["weft_cannot"]
-        == "experts shared by replicas are not in weft, only by ranks that split layers"
+        == "experts shared by replicas are not in weft beside sharded optimizer states"
     )
     out = told(capsys, *training, "--config", path, "--explain")
     assert (

@@ -160,7 +160,9 @@ class Agreement:
                 if outline not in self._weights:
                     named = outline.parameters.items()
                     self._weights[outline] = {
-                        f"{name}{of}": weight for name, weight in named if model.is_local(name)
+                        f"{name}{of}": weight
+                        for name, weight in named
+                        if model.is_local(name) and not (model.experts and model.experts.has(weight))
                     }
                 yield self._weights[outline]
 

@@ -37,6 +37,7 @@ log = logging.getLogger("weft")
 APART = (
     "record", "checked", "inputs", "verify", "verify_report", "heartbeat_timeout", "wait_timeout",
     "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree", "rebalance",
+    "expert_parallel_degree",
 )  # fmt: skip
 """Settings on which no split depends."""
 

@@ -105,6 +105,7 @@ class Plan:
         tensors: Which weights are cut over ranks, as :class:`weft.torch.tensor_parallel.Splits` writes it.
         sequences: Which modules compute on parts of sequences, as :class:`weft.torch.context_parallel.Sequences` writes
             it.
+        experts: Which experts replicas share, as :class:`weft.torch.tensor_parallel.Splits` writes it.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -124,6 +125,7 @@ class Plan:
     planned: dict[str, Any] | None = None
     tensors: dict[str, Any] | None = None
     sequences: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)
@@ -157,16 +159,18 @@ class Plan:
             raise ValueError(f"its plan is for {shown(self.microbatches)} microbatches")
         if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
             raise ValueError("a unit of its plan has no name")
-        if self.tensors is not None:
-            Splits.from_record(self.tensors)
+        for splits in (self.tensors, self.experts):
+            if splits is not None:
+                Splits.from_record(splits)
         if self.sequences is not None:
             Sequences.from_record(self.sequences)
 
     def modules(self) -> set[str]:
         """The names of all modules that it says something of."""
         names = {unit.name for unit in self.units}
-        for region in Splits.from_record(self.tensors).regions if self.tensors is not None else ():
-            names |= {region.name, *region.linears}
+        for splits in (self.tensors, self.experts):
+            for region in Splits.from_record(splits).regions if splits is not None else ():
+                names |= {region.name, *region.linears}
         if self.sequences is not None:
             names |= Sequences.from_record(self.sequences).regions.keys()
         return names

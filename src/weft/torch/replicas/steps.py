@@ -130,6 +130,8 @@ def finish_step(session: Session) -> None:
                 synchronise(session, model, parameters=False)
             if model.shared is not None:
                 model.shared.share()
+            if model.experts is not None:
+                model.experts.average()
 
 
 @contextmanager

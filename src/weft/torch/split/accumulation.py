@@ -74,6 +74,8 @@ def _cannot(session: Session, batch: MiniBatch) -> str | None:
         return "weights are cut over ranks"
     if any(model.sharded for model in session.models):
         return "replicas share the model's parameters"
+    if session.settings.expert_parallel_degree > 1:
+        return "replicas share the model's experts"
     if session.settings.offload_activations:
         return "activations are offloaded"
     if any(map(compiles, modules)):

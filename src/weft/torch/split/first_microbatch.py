@@ -84,10 +84,12 @@ def find_splits(
     function: Callable[..., Any],
     batch: MiniBatch,
     leaking: Collection[str],
+    experts: Splits | None = None,
 ) -> Splits | None:
     """The model's weights that can be cut over ranks; None if they are not to be. On the rank that decides.
 
-    ``leaking``: modules out of which tensors get by another way than their result.
+    ``leaking``: modules out of which tensors get by another way than their result. ``experts``: those that replicas
+    share, which all ranks that split tensors have.
     """
     settings = session.settings
     size = settings.tensor_parallel_degree
@@ -96,9 +98,28 @@ def find_splits(
     from weft.torch.tensor_parallel.find import find  # it loads DTensor
 
     def found(run: Callable[[], Any]) -> Splits:
-        return find(model.module, run, size, settings.sequence_parallel, settings.experts, leaking)
+        shared = () if experts is None else experts.linears().keys()
+        return find(model.module, run, size, settings.sequence_parallel, settings.experts, leaking, shared)
 
     return by_forward_runs(session, [model], function, batch, found)
+
+
+def find_experts(
+    session: Session,
+    model: DistributedModel,
+    function: Callable[..., Any],
+    batch: MiniBatch,
+    leaking: Collection[str],
+) -> Splits | None:
+    """The model's experts that replicas can share; None if they are not to. On the rank that decides."""
+    size = session.settings.expert_parallel_degree
+    if size == 1:
+        return None
+    from weft.torch.replicas.experts.find import find  # it loads DTensor
+
+    return by_forward_runs(
+        session, [model], function, batch, lambda run: find(model.module, run, size, leaking)
+    )
 
 
 def by_forward_runs(

@@ -37,7 +37,7 @@ from weft.torch.session.session import Session
 from weft.torch.split.automatic import Watch, choose_automatically, expected_step, place_units
 from weft.torch.split.by_hand import place_by_hand
 from weft.torch.split.device_speed import measure_speeds
-from weft.torch.split.first_microbatch import find_splits, trace_step
+from weft.torch.split.first_microbatch import find_experts, find_splits, trace_step
 from weft.torch.split.link_speed import MeasuredLink, keep_others_busy, measure_link
 from weft.torch.split.memory_room import decide_optimize, fits
 from weft.torch.split.microbatch_number import decide_number, need_cut
@@ -112,6 +112,8 @@ def partition_models(
                 log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
                 if warning := splits.warning(named):
                     log.warning("%s", warning)
+            if plan.experts is not None:
+                _tell_experts(Splits.from_record(plan.experts), named)
             if plan.sequences is not None:
                 log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
     tell_plan(session, _planned(plans))
@@ -121,6 +123,14 @@ def partition_models(
         found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
         tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
     return batch
+
+
+def _tell_experts(splits: Splits, model: str) -> None:
+    from weft.torch.replicas.experts.find import table, warning  # it loads DTensor
+
+    log.info("Experts over replicas:\n%s", table(splits))
+    if text := warning(splits, model):
+        log.warning("%s", text)
 
 
 def _planned(plans: Sequence[Plan]) -> Planned | None:
@@ -173,7 +183,8 @@ def make_plan(
 ) -> Plan:
     """Trace the step and place the model's units; on the rank that decides. ``link``: measured, for `auto`."""
     traced = trace_step(session, model, function, batch, counted)
-    tensors = find_splits(session, model, function, batch, traced.leaking)
+    experts = find_experts(session, model, function, batch, traced.leaking)
+    tensors = find_splits(session, model, function, batch, traced.leaking, experts)
     tensors = _sendable(tensors, traced, session, model.module)
     if not any(record.calls for record in traced.records.values()):
         raise UsageError(
@@ -183,6 +194,9 @@ def make_plan(
     sequences = find_sequences(session, model, function, batch, traced, tensors)
     tree.closed = frozenset() if tensors is None else frozenset(region.name for region in tensors.regions)
     tree.closed |= frozenset() if sequences is None else sequences.regions.keys()
+    # mixtures that are not shared stay in one piece, too: what their experts send each other depends on samples, and
+    # while replicas exchange rows, no message between partitions comes
+    tree.closed |= frozenset() if experts is None else {*experts.linears(), *experts.whole}
     for name, reason in traced.whole.items():
         if tree.children[name]:
             log.warning("%s %s", name or f"the model ({type(model.module).__name__})", reason)
@@ -208,6 +222,7 @@ def make_plan(
         plan, chosen=None if chosen is None else chosen.to_record(), optimize=settings.optimize,
         tensors=None if tensors is None else tensors.to_record(),
         sequences=None if sequences is None else sequences.to_record(),
+        experts=None if experts is None else experts.to_record(),
         planned=Planned.of(expected_step(settings, found, chosen or session.decided.chosen)).to_record(),
         memory_weight=settings.memory_weight, in_flight=most_in_flight(settings),
         by_hand=not settings.auto_partition,

@@ -123,6 +123,13 @@ def axes_of(parameter: Tensor) -> set[str]:
     return {shard_group.axis for _, shard_group in _cuts(parameter)}
 
 
+def holders_along(axis: str, parameter: Tensor) -> int:
+    """The number of ranks along an axis of the mesh that hold the parameter together; 1 where each has all of it."""
+    return max(
+        (shard_group.size for _, shard_group in _cuts(parameter) if shard_group.axis == axis), default=1
+    )
+
+
 def cut_of(parameter: Tensor) -> Cut | None:
     """The cut of the whole parameter; None if it is whole. This rank may have only a part of that part."""
     found = _cuts(parameter)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from .attention import why_whole
 from .experts import around_lonely, find_experts, find_mixtures, lonely, shares_out
 from .experts import candidates as experts_of
 from .experts.idle_experts import adopt_uncalled
+from .experts.mixtures import is_in
 from .functions import answering
 from .search_trial import Stop, Trial, Watcher
 from .shard_group import ShardGroup, new_name
@@ -50,13 +50,14 @@ from .splits import (
 )
 from .vocabulary import find_vocabulary
 
+SHARED = "replicas share its experts"
 _WANTED = "the script wants it whole"
 _BESIDE = "each rank makes something of its own of it, for its share of the experts around"
 
 
 def find(
     model: nn.Module, run: Callable[[], Any], size: int, sequence: bool = False, experts: str = "auto",
-    leaking: Collection[str] = (),
+    leaking: Collection[str] = (), shared: Collection[str] = (),
 ) -> Splits:  # fmt: skip
     """The linears of ``model`` that can be split over ``size`` ranks, and how.
 
@@ -70,13 +71,14 @@ def find(
         sequence: Whether tokens are to be sharded between the linears that are split.
         experts: How ranks share experts: as the settings say it.
         leaking: Modules out of which tensors get by another way than their result.
+        shared: Modules whose experts replicas share: they stay whole on the ranks of axis ``tp``.
 
     Raises:
         UsageError: This PyTorch cannot imagine ranks.
         UsageError: What the script wants to be split cannot be, see :func:`wished`.
         Exception: Whatever ``run`` raises for the whole model.
     """
-    search = _Search(model, run, size, leaking)
+    search = _Search(model, run, size, leaking, shared)
     if size > 1:
         search.refuse_misfits()
     if size == 1 or not search.has_candidates():
@@ -101,17 +103,30 @@ class _Search:
         wanted: How the script wants modules to be cut, by name.
     """
 
-    def __init__(self, model: nn.Module, run: Callable[[], Any], size: int, leaking: Collection[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[[], Any],
+        size: int,
+        leaking: Collection[str],
+        shared: Collection[str],
+    ) -> None:
         self.model, self.run, self.size, self.leaking = model, run, size, leaking
+        self.shared = {n for n, _ in model.named_modules() if any(is_in(n, each) for each in shared)}
         self.whole, self.wanted = _excluded(model), wished(model)
-        self.wish = partial(_own_wish, model, hooks=False)
+        self.whole |= {n: SHARED for n in self.shared if is_linear(model.get_submodule(n))}
+        self.wish = lambda name: SHARED if name in self.shared else own_wish(model, name, hooks=False)
         self.words_wanted = [name for name, how in self.wanted.items() if how == VOCABULARY]
         self.candidates = {
             n: m
             for n, m in model.named_modules()
             if is_linear(m) and n not in self.whole and n not in self.words_wanted
         }
-        self.attentions = {n: m for n, m in model.named_modules() if type(m) is nn.MultiheadAttention}
+        self.attentions = {
+            n: m
+            for n, m in model.named_modules()
+            if type(m) is nn.MultiheadAttention and n not in self.shared
+        }
 
     def refuse_misfits(self) -> None:
         """Refuse wishes of the script that the model or the number of ranks does not allow."""
@@ -128,7 +143,7 @@ class _Search:
 
     def find_mixtures(self, experts: str) -> None:
         """Find mixtures whose experts are modules; nothing inside of these is split in another way."""
-        self.owners = _owners(self.model)
+        self.owners = owners_of(self.model)
         self.mixtures, self.uneven = ({}, {}) if experts == "expert_tensor_parallel" else find_mixtures(
             self.model, self.run, self.size, self.owners,
             lambda name: "the script says how to split it" if name in self.wanted else self.wish(name), self.leaking,
@@ -228,7 +243,7 @@ def _why_attention_is_whole(
         return "it shares parameters with another module"
     if id(attention) not in called:
         return "the run did not call it"
-    return why_whole(attention, size) or _own_wish(model, name)
+    return why_whole(attention, size) or own_wish(model, name)
 
 
 def _notes_of_experts(stacked: Mapping[str, Linear], told: Mapping[str, str]) -> dict[str, str]:
@@ -273,7 +288,7 @@ def _once(run: Callable[[], Any], shard_group: ShardGroup, trial: Trial) -> bool
 
 def _excluded(model: nn.Module) -> dict[str, str]:
     """Linears that are not even tried, and why."""
-    owners = _owners(model)
+    owners = owners_of(model)
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) or is_linear(module):
@@ -312,7 +327,7 @@ def _misfits(model: nn.Module, wanted: Mapping[str, str], size: int) -> dict[str
     return found
 
 
-def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
+def own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
     """Why the script's own wishes, or what it did with the module, keep it whole; empty if nothing does.
 
     ``hooks``: whether its hooks do.
@@ -324,7 +339,7 @@ def _own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
     )
 
 
-def _owners(model: nn.Module) -> dict[int, list[str]]:
+def owners_of(model: nn.Module) -> dict[int, list[str]]:
     """For each parameter, by its id, the modules that have it."""
     owners: dict[int, list[str]] = {}
     for name, module in model.named_modules():

@@ -17,7 +17,7 @@ from weft.plan.parallelism.memory import memory_of
 from weft.plan.parallelism.search import Found, divisions, search
 from weft.plan.parallelism.shares import shares
 from weft.plan.parallelism.step import rank_parameters, step_of
-from weft.plan.parallelism.supported_layouts import cannot
+from weft.plan.parallelism.supported_layouts import cannot, settings
 
 PLAIN = Sizes(8, 2048, 16, 8192, 32000, 2048, gated=True)
 MIXED = replace(PLAIN, experts=Experts(8, 2, 4096))
@@ -120,9 +120,11 @@ def test_the_search_shares_experts_out():
     assert best.division.experts > 1 and best.kind == "hybrid"
     assert (
         cannot(None, best.division)
-        == "experts shared by replicas are not in weft, only by ranks that split layers"
+        == "experts shared by replicas are not in weft beside sharded optimizer states"
     )
-    assert searched.runs_today is None or searched.runs_today.division.experts == 1
+    runs = searched.runs_today
+    assert runs is not None and runs.division.experts > 1 and runs.division.sharded != "optimizer"
+    assert settings(runs.division, 8)["expert_parallel_degree"] == runs.division.experts
 
 
 def test_terms_tell_of_experts():

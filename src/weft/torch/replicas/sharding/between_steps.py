@@ -50,7 +50,9 @@ class SharedParameters:
         cuts = [
             (name, parameter, how)
             for name, parameter in model.local_named_parameters()
-            if id(parameter) not in sparse and (how := cut_for(parameter, degree)) is not None
+            if id(parameter) not in sparse
+            and not (model.experts and model.experts.has(parameter))
+            and (how := cut_for(parameter, degree)) is not None
         ]
         cut = {id(parameter) for _, parameter, _ in cuts}
         self._others = [parameter for parameter in model.local_parameters() if id(parameter) not in cut]

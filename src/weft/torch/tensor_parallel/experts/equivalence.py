@@ -67,7 +67,9 @@ class Bench:
         self.args, self.kwargs = map_tensors((args, kwargs), self._input)
         inputs = [each for each in tensors_in((self.args, self.kwargs)) if each.is_floating_point()]
         self.width = inputs[0].shape[-1] if inputs else 0
-        self.limit = _ROUGH.get(self.dtype, 1e-3)
+        kind = self.device.type
+        rounded = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+        self.limit = max(_ROUGH.get(each, 1e-3) for each in (self.dtype, rounded))
         self.given: list[Tensor] | None = None
 
     def larger(self, of_experts: Callable[[str], bool]) -> Bench:

@@ -30,6 +30,10 @@ MOST_TRIED = 128
 _WHOLE = -2
 Tries = list[tuple[Bench, Outcome]]
 """Made-up weights and inputs, and what the whole module gives with them."""
+Agreement = Callable[[Bench, Outcome, Sequence[PartOf], int], bool]
+"""True if so many ranks, with these parts of the weights, compute what one does."""
+Fitting = Callable[[nn.Module, Any, Any, int, str], tuple[Linear | None, str]]
+"""For a module, what it is called with, the number of ranks and the setting ``experts``."""
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -86,6 +90,7 @@ def find_experts(
     inside: Collection[str] = (),
     cut: Collection[str] = (),
     leaking: Collection[str] = (),
+    fitting: Fitting | None = None,
 ) -> tuple[dict[str, Linear], dict[str, str], dict[str, str]]:
     """The modules of experts that can be split, and how; the others, and why; and of the former why not otherwise.
 
@@ -99,6 +104,7 @@ def find_experts(
         inside: Modules that are split already, as parts of others.
         cut: Linears that are split in pairs.
         leaking: Modules out of which tensors get by another way than their result.
+        fitting: Finds how a module can be split, and why not otherwise; over ranks with the same rows, if not given.
     """
     around = around_lonely(model)
     tried = {name: each for name, each in {**candidates(model), **around}.items() if name not in inside}
@@ -119,7 +125,7 @@ def find_experts(
             reason = "the run did not call it"
         if not reason:
             if kind not in known:
-                known[kind] = _fitting(module, *calls[name], size, share)
+                known[kind] = (fitting or _fitting)(module, *calls[name], size, share)
             outcome, reason = known[kind]
             if outcome is not None:
                 found[name] = outcome
@@ -185,29 +191,35 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
 
 def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
     """The way in which the module can be split, and why not otherwise; or why it cannot at all."""
-    experts = len(next(iter(_stacks(module).values())))
-    bench = Bench(module, args, kwargs, experts)
-    tries: Tries = []
-    for each in (bench, bench.larger(_stacks(module).__contains__)):
-        expected = each.run(each.weights, partial(run_with, module))
-        if expected is None:
-            return (
-                None,
-                "it fails with weights and inputs that are made up, or writes into its inputs or weights",
-            )
-        tries.append((each, expected))
-    by_part = partial(_by_part, module, tries, size)
-    by_rank = partial(_by_rank, module, tries, experts, size)
+    tries = tries_of(module, args, kwargs)
+    if isinstance(tries, str):
+        return None, tries
+    parts = partial(_by_part, module, tries, size)
+    ranks = partial(by_rank, module, tries, count_experts(module), size)
     reasons: list[str] = []
-    ways = {
-        "expert_tensor_parallel": [by_part], "expert_parallel": [by_rank, by_part], "auto": [by_part, by_rank],
-    }  # fmt: skip
+    ways = {"expert_tensor_parallel": [parts], "expert_parallel": [ranks, parts], "auto": [parts, ranks]}
     for way in ways[share]:
         outcome = way()
         if isinstance(outcome, Linear):
             return outcome, reasons[0] if reasons else ""
         reasons.append(outcome)
     return None, reasons[-1] if share == "expert_parallel" else reasons[0]
+
+
+def count_experts(module: nn.Module) -> int:
+    """The number of experts that the module has weights for."""
+    return len(next(iter(_stacks(module).values())))
+
+
+def tries_of(module: nn.Module, args: Any, kwargs: Any) -> Tries | str:
+    """The module with made-up weights and inputs, and with larger ones; or why it cannot be tried."""
+    bench, tries = Bench(module, args, kwargs, count_experts(module)), []
+    for each in (bench, bench.larger(_stacks(module).__contains__)):
+        expected = each.run(each.weights, partial(run_with, module))
+        if expected is None:
+            return "it fails with weights and inputs that are made up, or writes into its inputs or weights"
+        tries.append((each, expected))
+    return tries
 
 
 def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
@@ -225,8 +237,10 @@ def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
 
 
-def _by_rank(module: nn.Module, tries: Tries, experts: int, size: int) -> Linear | str:
-    """Each rank has some of the experts."""
+def by_rank(
+    module: nn.Module, tries: Tries, experts: int, size: int, agree: Agreement | None = None
+) -> Linear | str:
+    """Each rank has some of the experts. ``agree``: tells whether these ranks compute what one does."""
     if experts < size:
         return f"its {experts} experts are fewer than the {size} ranks"
     options = []
@@ -239,7 +253,7 @@ def _by_rank(module: nn.Module, tries: Tries, experts: int, size: int) -> Linear
         )  # fmt: skip
     for _, chosen in sorted(_products(options), key=lambda each: each[0])[:MOST_TRIED]:
         parts = tuple(part for part in chosen if part.dim != _WHOLE)
-        if all(_sums_agree(*each, parts, size) for each in tries):
+        if all((agree or _sums_agree)(*each, parts, size) for each in tries):
             return Linear(EXPERTS, parts=parts)
     return f"its experts on {size} ranks do not add up to what it computes"
 

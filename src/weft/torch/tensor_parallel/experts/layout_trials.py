@@ -71,11 +71,11 @@ def tried(
             if flags is not None:
                 linear = replace(linear, blocks=flags)
                 if _exact(larger, linear, expected_larger, size) == flags:
-                    return replace(linear, held=(*_under_autocast(bench, experts, alone), *extra))
+                    return replace(linear, held=(*under_autocast(bench, experts, alone), *extra))
     return "the results of its experts are not just added up"
 
 
-def _under_autocast(bench: Bench, experts: Sequence[Held], alone: Call) -> Iterator[Held]:
+def under_autocast(bench: Bench, experts: Sequence[Held], alone: Call) -> Iterator[Held]:
     """The experts, and whether their results have the type of autocast: a later step may use it for the first time."""
     rounded: dict[str, bool] = {}
 

@@ -26,6 +26,8 @@ from weft.torch.tensors.pytree import map_tensors, tensors_in
 from .equivalence import BY_OBJECT, PLAIN, in_mode, in_objects, kind_of
 from .layout_trials import DROPOUTS, tried
 
+Fitting = Callable[[nn.Module, Sequence[Held], int, Any, Any, int], Linear | str]
+"""As :func:`tried`."""
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
@@ -75,6 +77,7 @@ def find_mixtures(
     owners: Mapping[int, Sequence[str]],
     why: Callable[[str], str],
     leaking: Collection[str] = (),
+    fitting: Fitting = tried,
 ) -> tuple[dict[str, Linear], dict[str, str]]:
     """The mixtures whose experts ranks can share out, and how; and of the others why not.
 
@@ -85,6 +88,7 @@ def find_mixtures(
         owners: For each parameter, by its id, the modules that have it.
         why: Says for a module why the script's own wishes or changes keep it whole; empty if nothing does.
         leaking: Modules out of which tensors get by another way than their result.
+        fitting: Finds how a mixture can be split, or why not; over ranks with the same rows, if not given.
     """
     groups = list(_groups(model))
     if not groups or any(value.device.type == "meta" for value in model.parameters()):
@@ -108,7 +112,7 @@ def find_mixtures(
             held, count = _held(name, inside, size), len(inside[0].names)
             kind = kind_of(name, module), held
             if kind not in known:
-                known[kind] = tried(module, held, count, *calls[name], size)
+                known[kind] = fitting(module, held, count, *calls[name], size)
             outcome = known[kind]
         if isinstance(outcome, Linear):
             found[name] = outcome

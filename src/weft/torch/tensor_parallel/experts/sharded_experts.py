@@ -76,6 +76,14 @@ class Own:
         sizes = part_sizes(total, size)
         return cls(sum(sizes[:rank]), sizes[rank], total)
 
+    def numbers(self, module: nn.Module) -> dict[str, int]:
+        """The numbers that the module keeps of its experts, by name, as they are for these."""
+        return {
+            name: self.count
+            for name, value in vars(module).items()
+            if type(value) is int and value == self.total and "expert" in name
+        }
+
 
 def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
     """The part of a module's result that a rank's experts add.
@@ -88,11 +96,7 @@ def run_own(module: nn.Module, own: Own, weights: Mapping[str, Any], args: Any, 
     Raises:
         ValueError: The result has not a row for each row that goes in.
     """
-    numbers = {
-        name: own.count
-        for name, value in vars(module).items()
-        if type(value) is int and value == own.total and "expert" in name
-    }
+    numbers = own.numbers(module)
     chosen = [
         each
         for each in tensors_in((args, kwargs))
