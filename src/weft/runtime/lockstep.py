@@ -138,6 +138,6 @@ def differing(first: str, own: str) -> str:
     return (
         "ranks that hold parts of the same weights run different programs: in the same place the first of them "
         f"{first}, and this one {own}. All of them call the same modules, and look at the same tensors, in the same "
-        "order: what one rank does alone, print say, belongs behind the step. Where their samples decide, write "
-        '"sharded_parameters_gathered": "step"'
+        "order, in as many microbatches: what one rank does alone, print say, belongs behind the step. Where samples "
+        'decide, write "sharded_parameters_gathered": "step", or "expert_parallel_degree": 1'
     )

@@ -181,6 +181,14 @@ class Splits:
         """All linears that are split, by name."""
         return {name: linear for region in self.regions for name, linear in region.linears.items()}
 
+    def drawing(self) -> list[str]:
+        """Modules whose experts may draw random numbers."""
+        return [
+            name
+            for name, each in self.linears().items()
+            if each.kind == EXPERTS or any(h.draws for h in each.held)
+        ]
+
     def apart(self) -> dict[str, str]:
         """Modules that take no parts of sequences as they are split, and why."""
         kinds = {HEADS: "attention of one module", EXPERTS: "experts", VOCABULARY: "a vocabulary"}

@@ -29,6 +29,7 @@ from weft.torch.placed.plan import is_below
 from weft.torch.replicas.sync_batch_norm import SyncBatchNorm
 from weft.torch.session.collectives import agree_on, gather_texts
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import Splits
 from weft.torch.tensors.mini_batch import MiniBatch
 from weft.torch.verify.findings import Findings, compare
 from weft.torch.verify.fingerprint import Fingerprint, Sketch, fingerprint, fingerprints, sketches
@@ -193,6 +194,8 @@ class Proof:
         for model in self.models:
             regions = [region["name"] for region in (model.plan.tensors or {"regions": ()})["regions"]]
             regions += (model.plan.sequences or {"regions": ()})["regions"]
+            if model.plan.experts is not None:
+                regions += Splits.from_record(model.plan.experts).drawing()
             for region in regions:
                 for name in self._reference.drew:
                     if is_below(region, name) or region == name:
