@@ -22,6 +22,8 @@ from tests.parity.experts import Layer
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
 from weft.errors import UsageError
+from weft.torch.delayed_parameters import materialise
+from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, axes_of, is_cut
 
 CHECKS = Checks()
@@ -104,8 +106,8 @@ SHARED = [
 class Job(experts.Job):
     """Layers of mixtures, and what trains them; and the same in one process."""
 
-    def __init__(self, net: nn.Module | None = None, **settings: Any) -> None:
-        super().__init__(net or network(), **settings)
+    def __init__(self, net: nn.Module | None = None, alone: nn.Module | None = None, **settings: Any) -> None:
+        super().__init__(net or network(), alone, **settings)
 
     def shared(self) -> list[str]:
         return [*Splits.from_record(self.model.plan.experts).linears()]
@@ -336,6 +338,30 @@ def steps_without_averages_add_up() -> None:
     (job.loss_alone(x).mean() + job.loss_alone(job.batch(1)).mean()).backward()
     job.optimizer.step()
     job.plain.step()
+    job.compare()
+
+
+@CHECKS.check
+def experts_made_late_are_only_those_of_the_rank() -> None:
+    """Also in the first step, and with the numbers of one process; then it trains as that does."""
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        with weft.delay_param_initialization():
+            nets.append(nn.Sequential(*(Layer(Routed(Stacked(inner=160, how="all"))) for _ in range(2))))
+    net, alone = nets
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    job = Job(net, alone)
+    made = []
+    handle = job.model.register_post_partition_hook(
+        lambda model, _: made.append(sum(each.nbytes for each in model.local_parameters()))
+    )
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+    handle.remove()
+    assert job.shared() == ["0.mixture.experts", "1.mixture.experts"]
+    whole = sum(each.nbytes for each in alone.parameters()) / given.partitions
+    assert made[0] < 0.6 * whole, (made, whole)
     job.compare()
 
 

@@ -56,13 +56,13 @@ def network() -> nn.Sequential:
 class Job(in_parts.Job):
     """Layers of mixtures, and what trains them; and the same in one process."""
 
-    def __init__(self, net: nn.Module | None = None, **settings: Any) -> None:
+    def __init__(self, net: nn.Module | None = None, alone: nn.Module | None = None, **settings: Any) -> None:
         gc.collect()
         weft.init(
             {"partitions": given.partitions, "microbatches": 2, "experts": "expert_parallel", **settings}
         )
         net = net or network()
-        self.alone = copy.deepcopy(net)
+        self.alone = alone or copy.deepcopy(net)
         self.model = weft.DistributedModel(net)
         self.optimizer = weft.DistributedOptimizer(
             torch.optim.AdamW(self.model.parameters(), lr=0.003, eps=1e-5)

@@ -121,6 +121,13 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     owners = plan.owners(root)
     if has_delayed(root):
         cut_weights(root, plan, owners, session)
+        if plan.experts is not None:
+            from weft.torch.replicas.experts.apply import mark_experts  # it loads DTensor
+
+            own = pipeline.rank
+            mark_experts(
+                session, root, Splits.from_record(plan.experts), lambda name: owners.get(name, own) == own
+            )
         materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams, cut)
     else:
         _arrive(root, owners, session)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.session.recording import record
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel.cuts import holders_along
 
 if TYPE_CHECKING:
     from weft.torch.replicas.reducer import Reducer, ReducerOptions
@@ -35,6 +36,8 @@ def synchronise(
     with torch.no_grad():
         named = [*(model.module.named_parameters() if parameters else ()), *model.module.named_buffers()]
         for name, tensor in named:
+            if holders_along("rdp", tensor) > 1:  # of experts each replica has others
+                continue
             if model.is_local(name) and (only is None or id(tensor) in only):
                 content = tensor.detach().cpu().contiguous()
                 dist.broadcast(content, source, group=group)

@@ -89,7 +89,9 @@ def begin(
     proof, reason = Proof(session, models), session.proofs.unproved
     if any(model.cut for model in models):
         reason = reason or "weights are cut over ranks, so that no rank holds all of them"
-    if session.proofs.by_unit and any(model.plan.tensors or model.plan.sequences for model in models):
+    if session.proofs.by_unit and any(
+        model.plan.tensors or model.plan.sequences or model.plan.experts for model in models
+    ):
         reason = reason or "no rank holds all of the model, and ranks share the work of a layer"
     if not reason:
         for model in models:

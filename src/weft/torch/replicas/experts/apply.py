@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,55 @@ from weft.torch.execution.thread_settings import in_microbatch
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
-from weft.torch.tensor_parallel.cuts import cut_in_place, is_cut
-from weft.torch.tensor_parallel.experts.expert_parallel import misfit_of_mixture
-from weft.torch.tensor_parallel.experts.sharded_experts import misfit
+from weft.torch.tensor_parallel.cuts import Cut, cut_in_place, is_cut
+from weft.torch.tensor_parallel.experts.expert_parallel import cuts_of_mixture, misfit_of_mixture
+from weft.torch.tensor_parallel.experts.sharded_experts import cuts_of_experts, misfit
 from weft.torch.tensor_parallel.splits import MIXTURE, Linear
 from weft.torch.tensors.cut_weights import guard
+from weft.torch.tensors.marks import CUT
 
 from .dispatch import Dispatched
 from .exchange import HOST, ExpertGroup
 from .mixture import SharedMixture
+
+
+def expert_group(session: Session) -> ExpertGroup:
+    """The replicas that share experts with this one; each of them calls this."""
+    ranks, degree = session.peers("rdp"), session.settings.expert_parallel_degree
+    row, place = divmod(session.position("rdp"), degree)
+    backend = backend_of(session)
+    group = new_group(session, ranks[row * degree : (row + 1) * degree], backend)
+    return ExpertGroup(group, place, degree, session.device if backend == "nccl" else HOST)
+
+
+def mark_experts(session: Session, root: nn.Module, splits: Splits, is_local: Callable[[str], bool]) -> None:
+    """Mark parameters without memory as this rank's experts, so that only these are made; collective.
+
+    ``is_local``: whether a parameter lives on this rank, by its name.
+    """
+    if not splits.regions:
+        return
+    group = expert_group(session)
+    for name, linear in splits.linears().items():
+        module, prefix = root.get_submodule(name), f"{name}." if name else ""
+        for own, how in cuts_of_linear(module, linear).items():
+            if is_local(f"{prefix}{own}"):
+                cut_in_place(module.get_parameter(own), how, group)
+
+
+def cuts_of_linear(module: nn.Module, linear: Linear) -> dict[str, Cut]:
+    """The cuts of the experts' parameters, by name."""
+    return cuts_of_mixture(module, linear) if linear.kind == MIXTURE else cuts_of_experts(module, linear)
+
+
+def _group_of(root: nn.Module, splits: Splits) -> ExpertGroup | None:
+    """The group for which parameters are marked by now."""
+    for name in splits.linears():
+        for parameter in root.get_submodule(name).parameters():
+            for _, holders in getattr(parameter, CUT) or ():
+                if isinstance(holders, ExpertGroup):
+                    return holders
+    return None
 
 
 class SharedExperts:
@@ -41,16 +82,12 @@ class SharedExperts:
         ranks, degree = session.peers("rdp"), session.settings.expert_parallel_degree
         self.degree = degree
         _check(model.module, splits, degree)
-        row, place = divmod(session.position("rdp"), degree)
-        backend = backend_of(session)
         self._session = session
-        self._group = ExpertGroup(
-            new_group(session, ranks[row * degree : (row + 1) * degree], backend), place, degree,
-            session.device if backend == "nccl" else HOST,
-        )  # fmt: skip
+        self._group = _group_of(model.module, splits) or expert_group(session)
         self._group.record = partial(record, session, "experts")
         self._group.agree = self._agree
-        self._column = new_group(session, ranks[place::degree], backend) if degree < len(ranks) else None
+        others = ranks[self._group.rank :: degree]
+        self._column = new_group(session, others, backend_of(session)) if len(others) > 1 else None
         self.weights: dict[str, nn.Parameter] = {}
         self._mixtures: dict[str, SharedMixture] = {}
         for name, linear in splits.linears().items():
