@@ -152,7 +152,8 @@ def _alone(
 
         def run() -> Any:
             args, kwargs = dry.arguments()
-            with nullcontext() if padding.done else padding, no_training(batch.fault):
+            known = AsWithValues() if delayed else nullcontext()
+            with nullcontext() if padding.done else padding, no_training(batch.fault), known:
                 result = function(*args, **kwargs)
             if session.rehearsal is not None:
                 session.rehearsal.result = result
