@@ -69,6 +69,34 @@ def test_what_waits_in_host_memory_is_counted_there(tmp_path: Path) -> None:
     assert offloaded[0]["host"] > 0
 
 
+EXPERTS = """
+import torch
+from tests.parity.expert_parallel import ToAll
+import weft.torch as weft
+weft.init(microbatches=2, expert_parallel_degree=4)
+model = weft.DistributedModel(torch.nn.Sequential(ToAll(), ToAll()))
+optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False))
+
+@weft.step
+def step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+step(model, torch.randn(8, 5, 32))
+optimizer.step()
+"""
+
+
+def test_replicas_that_share_experts_have_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PATHS["PYTHONPATH"])
+    script = tmp_path / "experts.py"
+    script.write_text(EXPERTS)
+    (part,) = answered(["-n", "4", "--device", "T4", str(script)], tmp_path)["parts"]
+    routers, experts = 2 * (4 * WIDTH + 4), 2 * 2 * 4 * WIDTH * 40
+    assert part["weights"] == part["gradients"] == 4 * (routers + experts / 4)
+
+
 LARGE = """
 import torch
 from torch import nn

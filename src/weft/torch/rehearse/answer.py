@@ -25,6 +25,7 @@ class Weight:
         nbytes: This rank's part of it.
         share: That part, from 0 to 1.
         trained: Whether it gets gradients.
+        expert: Whether replicas share the experts to which it belongs.
     """
 
     key: int
@@ -32,6 +33,7 @@ class Weight:
     nbytes: float
     share: float
     trained: bool
+    expert: bool = False
 
 
 @dataclass(frozen=True)

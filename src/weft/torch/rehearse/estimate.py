@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,9 @@ from weft.torch.rehearse.answer import UNKNOWN_MOMENTS, Answer, Part, Weight
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.splits import ONCE, ROW, Linear
+
+CHOICES = 2
+"""So many experts a row is taken to go to: routers keep the number for themselves."""
 
 
 def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Plan]]) -> Answer:
@@ -61,7 +64,12 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
     state_replicas = mesh.rdp if settings.shard_optimizer_state else 1
     most = max(part.gradients for part in parts)
-    averaged_s = _averaging_s(session, machines, most)
+    of_experts = [sum(each.nbytes for each in weights if each.partition == at and each.expert and each.trained)
+                  for at in range(settings.partitions)]  # fmt: skip
+    averaged_s = max(
+        _averaging_s(session, machines, part.gradients, own)
+        for part, own in zip(parts, of_experts, strict=True)
+    )
     hidden_s = min(averaged_s * machines.host.conduct.data, step.step_s / 2)
     sum_s = averaged_s - hidden_s if trains else 0.0
     update_s = device.move_s((3 + 2 * UNKNOWN_MOMENTS) * most / state_replicas) if trains else 0.0
@@ -127,13 +135,22 @@ def _layout(session: Session, machines: Machines) -> str:
 def _weights(root: nn.Module, plan: Plan, settings: Settings) -> Iterator[Weight]:
     """The parameters of a model, each once."""
     owners = plan.owners(root)
-    cut = {} if plan.tensors is None else Splits.from_record(plan.tensors).linears()
+    cut, shared = (
+        {} if splits is None else Splits.from_record(splits).linears()
+        for splits in (plan.tensors, plan.experts)
+    )
     for name, parameter in root.named_parameters():
-        share = 1 / settings.sharded_data_parallel_degree
+        expert = any(_is_cut(name, each, linear) for each, linear in shared.items())
+        share = 1 / (settings.expert_parallel_degree if expert else settings.sharded_data_parallel_degree)
         if any(_is_cut(name, each, linear) for each, linear in cut.items()):
             share /= settings.tensor_parallel_degree
         yield Weight(
-            id(parameter), owners.get(name, 0), parameter.nbytes * share, share, parameter.requires_grad
+            id(parameter),
+            owners.get(name, 0),
+            parameter.nbytes * share,
+            share,
+            parameter.requires_grad,
+            expert,
         )
 
 
@@ -142,6 +159,8 @@ def _is_cut(name: str, module: str, linear: Linear) -> bool:
     inside = name.removeprefix(f"{module}." if module else "")
     if not is_below(name, module) or (linear.kind == ROW and inside == "bias"):
         return False
+    if linear.held and not any(each.rank is not None and is_below(inside, each.name) for each in linear.held):
+        return False  # a router, say
     return not linear.parts or any(part.name == inside and part.dim != ONCE for part in linear.parts)
 
 
@@ -215,6 +234,9 @@ def _divided(session: Session, machines: Machines, plan: Plan) -> list[Unit]:
         degree = settings.tensor_parallel_degree
         link = machines.tensor_ring(degree, along=bool(settings.sequence_parallel))
         units = list(shard_units(Graph(units), degree, link))
+    if plan.experts is not None:
+        shared = Splits.from_record(plan.experts).linears()
+        units = [_with_exchange(unit, shared, session, machines) for unit in units]
     if plan.sequences is not None:
         regions = Sequences.from_record(plan.sequences).regions
         units = [
@@ -240,6 +262,19 @@ def _cut(unit: Unit, splits: Splits) -> Unit:
     return replace(unit, cut_share=1.0, cut_bytes=unit.output_bytes * len(regions), cut_ranks=splits.size)
 
 
+def _with_exchange(unit: Unit, shared: Mapping[str, Linear], session: Session, machines: Machines) -> Unit:
+    """The unit with the time in which rows go to experts of other replicas and back, in each pass.
+
+    Rows are taken to be as large as the unit's output, and to go to ``CHOICES`` ranks each.
+    """
+    degree, ranks = session.settings.expert_parallel_degree, session.peers("rdp")
+    count = sum(is_below(name, unit.name) or name == unit.name for name in shared)
+    size = unit.output_bytes * min(CHOICES, degree)
+    pass_ms = 2 * count * machines.all_to_all_s(size, degree, ranks[1] - ranks[0]) * 1e3 if count else 0.0
+    back_ms = pass_ms if unit.backward_ms else 0.0
+    return replace(unit, forward_ms=unit.forward_ms + pass_ms, backward_ms=unit.backward_ms + back_ms)
+
+
 def _shortened(unit: Unit, ranks: int) -> Unit:
     """The unit on its part of the sequence."""
     return replace(
@@ -258,12 +293,18 @@ def _between(session: Session, machines: Machines) -> Any:
     return lambda sender, receiver: cluster.link(peers[sender], peers[receiver])
 
 
-def _averaging_s(session: Session, machines: Machines, gradient_bytes: float) -> float:
-    """The seconds in which replicas average the gradients of the rank that has most."""
+def _averaging_s(session: Session, machines: Machines, gradient_bytes: float, of_experts: float) -> float:
+    """The seconds in which replicas average a rank's gradients, of which some are ``of_experts`` that they share."""
     mesh, degree = session.mesh, session.settings.sharded_data_parallel_degree
     ranks = session.peers("rdp")
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    gradient_bytes -= of_experts
     found = all_reduce_s(gradient_bytes, mesh.rdp // degree, machines.ring(mesh.rdp, stride))
+    apart = mesh.rdp // session.settings.expert_parallel_degree  # replicas with the same experts
+    if of_experts and apart > 1:
+        found += all_reduce_s(
+            of_experts, apart, machines.ring(apart, stride * session.settings.expert_parallel_degree)
+        )
     if degree > 1:  # parameters are gathered twice, gradients are reduce-scattered
         found += 3 * gather_s(gradient_bytes * degree, degree, machines.sharing_ring(degree, stride))
     if session.settings.shard_optimizer_state:
