@@ -14,6 +14,7 @@ import pytest
 
 from tests.launching import ROOT, SOURCE, run_ranks
 from tests.long import one_day_in, one_in
+from tests.parity.tensor_parallel_models import WIDTH
 
 SCRIPT = Path(__file__).with_name("rehearsed.py")
 PATHS = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]), "OMP_NUM_THREADS": "1"}
@@ -88,8 +89,7 @@ optimizer.step()
 """
 
 
-def test_replicas_that_share_experts_have_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", PATHS["PYTHONPATH"])
+def test_replicas_that_share_experts_have_their_part(tmp_path: Path) -> None:
     script = tmp_path / "experts.py"
     script.write_text(EXPERTS)
     (part,) = answered(["-n", "4", "--device", "T4", str(script)], tmp_path)["parts"]
