@@ -121,3 +121,12 @@ def test_models(part: int) -> None:
 @long
 def test_schedules() -> None:
     check("run_schedules.py", [f"{MODELS[0]}/{kind}" for kind in NAMED[::4]], jobs.emulated_apart)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one GPU", "a GPU each"])
+def test_experts_over_replicas(apart: bool) -> None:
+    before = [str(jobs.OWN)] if apart else []
+    done = run_ranks(
+        2, jobs.EMULATED, [*before, str(HERE / "experts.py")], environment(), timeout=300
+    ).check()
+    assert done.stdout.count("experts: passed") == 2

@@ -59,7 +59,7 @@ class Bench:
         first = next(module.parameters())
         self.module, self.dtype, self.choices = module, first.dtype, choices
         self.device = torch.device("cpu") if first.device.type == "meta" else first.device
-        self.numbers = torch.Generator(self.device).manual_seed(_SEED)
+        self.numbers = torch.Generator().manual_seed(_SEED)  # the same numbers on all devices
         self.weights = {
             name: self._random(value).mul_(value.shape[-1] ** -0.5 if value.dim() > 1 else 1)
             for name, value in module.named_parameters()
@@ -83,15 +83,15 @@ class Bench:
         return other
 
     def _random(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+        return torch.randn(like.shape, generator=self.numbers, dtype=self.dtype).to(self.device)
 
     def _input(self, tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
-            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype, device=self.device)
+            return torch.rand(tensor.shape, generator=self.numbers, dtype=self.dtype).to(self.device)
         if tensor.device.type == "meta":
             most = 2 if tensor.dtype == torch.bool else self.choices
-            made = torch.randint(most, tensor.shape, generator=self.numbers, device=self.device)
-            return made.to(tensor.dtype)
+            made = torch.randint(most, tensor.shape, generator=self.numbers)
+            return made.to(self.device, tensor.dtype)
         return tensor.to(self.device)
 
     def run(self, weights: Mapping[str, Tensor], call: Call) -> Outcome | None:
