@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
 from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf
@@ -26,6 +27,7 @@ from .mixtures import hooked_in, is_in, outline
 from .sharded_experts import Own, run_own
 from .sharded_experts import run as run_with
 
+MADE = "its weights are made from others (parametrizations)"
 MOST_TRIED = 128
 _WHOLE = -2
 Tries = list[tuple[Bench, Outcome]]
@@ -110,7 +112,7 @@ def find_experts(
     tried = {name: each for name, each in {**candidates(model), **around}.items() if name not in inside}
     if not tried:
         return {}, {}, {}
-    calls = _calls(tried, run)
+    calls, made = _calls(tried, run)
     found: dict[str, Linear] = {}
     whole: dict[str, str] = {}
     told: dict[str, str] = {}
@@ -120,7 +122,7 @@ def find_experts(
             continue  # it is no function of what it is called with
         kind = kind_of(name, module)
         reason = why(name) or _why_not(module, owners) or _why_not_around(model, name, cut, leaking)
-        reason = reason or in_objects(calls.get(name)) * BY_OBJECT
+        reason = reason or in_objects(calls.get(name)) * BY_OBJECT or (name in made) * MADE
         if not reason and kind not in known and name not in calls:
             reason = "the run did not call it"
         if not reason:
@@ -165,9 +167,13 @@ def _why_not_around(model: nn.Module, name: str, cut: Collection[str], leaking: 
     return f"{hooked} has hooks" if hooked else ""
 
 
-def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, tuple[Any, Any]]:
-    """The first arguments that each of them is called with; without the content of tensors of numbers."""
+def _calls(
+    tried: Mapping[str, nn.Module], run: Callable[[], Any]
+) -> tuple[dict[str, tuple[Any, Any]], set[str]]:
+    """The first arguments that each of them is called with, without the content of tensors of numbers; and those whose
+    weights are made from others while they run, as adapters of PEFT do it."""
     calls: dict[str, tuple[Any, Any]] = {}
+    made: set[str] = set()
 
     def note(name: str, args: Any, kwargs: Any) -> None:
         if name not in calls:
@@ -176,8 +182,10 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
     handles = []
     for name, module in tried.items():
 
-        def hook(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             note(name, args, kwargs)
+            if is_parametrized(module):
+                made.add(name)
 
         handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
     try:
@@ -186,7 +194,7 @@ def _calls(tried: Mapping[str, nn.Module], run: Callable[[], Any]) -> dict[str, 
     finally:
         for handle in handles:
             handle.remove()
-    return calls
+    return calls, made
 
 
 def _fitting(module: nn.Module, args: Any, kwargs: Any, size: int, share: str) -> tuple[Linear | None, str]:
