@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import os
 import sys
 from typing import Any
@@ -28,7 +27,7 @@ def enable(**settings: Any) -> None:
 
     Args:
         settings: weft's settings by name, see ``docs/settings.md``. ``partitions`` left out: as many as there are
-            ranks, or groups of ranks that split tensors, which all read the same batches. ``microbatches`` left out:
+            ranks, or groups of ranks that split tensors or share parameters or experts. ``microbatches`` left out:
             twice the partitions, or fewer where a batch has fewer samples.
 
     Raises:
@@ -47,7 +46,12 @@ def enable(**settings: Any) -> None:
 
 
 def _partitions(settings: dict[str, Any]) -> int:
-    """All ranks make one replica, if the settings say no more."""
-    degrees = [settings.get(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
-    shared = math.prod(each for each in degrees if isinstance(each, int) and each > 0)
+    """All ranks make one replica, or as many as share parameters or experts, if the settings say no more."""
+
+    def degree(name: str) -> int:
+        value = settings.get(name, 1)
+        return value if isinstance(value, int) and value > 0 else 1
+
+    replicas = max(degree("sharded_data_parallel_degree"), degree("expert_parallel_degree"))
+    shared = degree("tensor_parallel_degree") * degree("context_parallel_degree") * replicas
     return max(1, discover(os.environ).world_size // shared)
