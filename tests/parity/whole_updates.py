@@ -72,7 +72,7 @@ class Lars(Own):
 
 
 class Shampoo(Own):
-    """Its two states of a square half of a weight have the shape of that half."""
+    """With three ranks a third of a weight has the shape of one of its states."""
 
     def direction(self, weight: Tensor, grad: Tensor, state: dict[str, Any], eps: float) -> Tensor:
         if grad.ndim != 2:
@@ -200,6 +200,158 @@ def steps_are_those_of_one_process(which: str) -> None:
     job.train()
     assert any(map(is_cut, job.model.local_parameters()))
     job.compare()
+
+
+@CHECKS.check
+def a_rank_keeps_the_states_of_its_own_weights() -> None:
+    """Each state is on one of the ranks that hold the weight, whole, and ranks keep about as much."""
+    job = Job("LAMB")
+    job.train(1)
+    optimizer = job.optimizers[0]
+    weights = optimizer.weights()
+    kept = {n: optimizer.state[w] for n, w in enumerate(weights) if w in optimizer.state and is_cut(w)}
+    alone = [w for group in job.plain[0].param_groups for w in group["params"]]
+    assert all(entry["first"].shape == alone[number].shape for number, entry in kept.items())
+    cut = [n for n, weight in enumerate(weights) if is_cut(weight)]
+    told = weft.allgather([*kept], weft.CommGroup.TP_GROUP if weft.tp_size() > 1 else weft.CommGroup.RDP_GROUP)
+    assert sorted(number for each in told for number in each) == sorted(set(cut)) and len(told) > 1
+    sizes = [sum(alone[number].numel() for number in each) for each in told]
+    assert max(sizes) - min(sizes) <= max(alone[number].numel() for number in cut), sizes
+
+
+@CHECKS.check
+def a_weight_without_a_gradient_is_left_alone() -> None:
+    """A part without one counts as zeros where another rank has a gradient."""
+    job = Job("LAMB")
+
+    def forget(module: nn.Module) -> None:
+        module[1].inner.weight.grad = None
+        grad = module[2].inner.weight.grad
+        if grad is not None and is_cut(module[2].inner.weight):
+            if weft.tp_rank() == weft.rdp_rank() == 0:
+                module[2].inner.weight.grad = None
+        elif grad is not None:
+            grad[: len(grad) // 2] = 0
+
+    job.train(1)
+    job.train(2, forget)
+    job.compare()
+    job.train(1)
+    job.compare()
+
+
+@CHECKS.check
+def clipping_and_scaling_come_before_the_update() -> None:
+    job, scaler = Job("Adafactor"), weft.amp.GradScaler("cpu", init_scale=64.0)
+    job.train(1, lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.05))
+    job.compare()
+
+    @weft.step
+    def step(model: nn.Module, x: Tensor) -> None:
+        model.backward(scaler.scale(job.loss(model, x)))
+
+    for number, factor in enumerate((1.0, float("inf"), 1.0)):
+        x = job.batch(number)
+        job.optimizers[0].zero_grad()
+        step(job.model, x.chunk(weft.rdp_size())[weft.rdp_rank()] * factor)
+        scaler.step(job.optimizers[0])
+        scaler.update()
+        if factor == 1.0:
+            job.plain[0].zero_grad()
+            job.loss(job.alone, x).backward()
+            job.plain[0].step()
+    assert scaler.get_scale() == 32.0
+    job.compare()
+
+
+@CHECKS.check
+def hooks_and_schedulers_work_once_a_step() -> None:
+    job = Job("LAMB")
+    calls: list[str] = []
+    for optimizer in (*job.optimizers, *job.plain):
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 1) for each in (*job.optimizers, *job.plain)]
+    for _ in range(2):
+        job.train(1)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert calls == ["before", "after"] * 4
+    job.compare()
+
+
+@CHECKS.check
+def what_a_script_writes_between_steps_is_seen() -> None:
+    job = Job("Adafactor")
+    job.train(2, lambda module: [each.data.clamp_(-0.2, 0.2) for each in module.parameters()])
+    job.compare()
+
+
+@CHECKS.of_each(*KINDS)
+def a_whole_state_is_loaded(kind: str) -> None:
+    """From one process, into new optimizers and into some that have states; and back."""
+    job = Job(kind)
+    job.train(2)
+    states = [copy.deepcopy(each.state_dict()) for each in job.plain]
+    for steps in (0, 1):
+        other = Job(kind)
+        other.train(steps)
+        for target in (other.model, other.alone):
+            target.load_state_dict(job.alone.state_dict())
+        for target, state in zip((*other.optimizers, *other.plain), states * 2, strict=True):
+            target.load_state_dict(copy.deepcopy(state))
+        other.steps = job.steps
+        other.train(1)
+        other.compare()
+    for optimizer, state in zip(other.optimizers, states, strict=True):
+        partial = optimizer.local_state_dict()
+        optimizer.load_state_dict(copy.deepcopy(state))
+        optimizer.load_state_dict(partial)
+    other.compare()
+
+
+@CHECKS.of_each(*(f"{kind} {net}" for kind in KINDS for net in NETS))
+def saves_go_to_other_layouts(which: str) -> None:
+    """Each layout goes on where the one before has saved, before its first step or after it, and saves."""
+    folder, alone = given.folder / which, given.folder / f"{which}.pt"
+    for late in (False, True) if alone.exists() else (False,):
+        job = Job(*which.split())
+        if alone.exists():
+            job.train(late)
+            weft.resume_from_checkpoint(folder, "saved", model=job.model, optimizer=job.optimizers)
+            for target, state in zip((job.alone, *job.plain), torch.load(alone), strict=True):
+                target.load_state_dict(state)
+            job.steps = 7
+        job.train(1)
+        job.compare()
+    if weft.rank() == 0:
+        torch.save([each.state_dict() for each in (job.alone, *job.plain)], alone)
+    weft.save_checkpoint(folder, "saved", model=job.model, optimizer=job.optimizers)
+
+
+class AllAtOnce(Lamb):
+    """Divides by the norm of all gradients."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        grads = [w.grad for group in self.param_groups for w in group["params"] if w.grad is not None]
+        for grad in grads:
+            grad.div_(1 + torch.stack([each.norm() for each in grads]).norm())
+        super().step(closure)
+
+
+@CHECKS.check
+def what_would_take_a_part_for_all_of_a_weight_is_refused() -> None:
+    job = Job("Adafactor")
+    plain = torch.optim.Adafactor(job.model.parameters())
+    job.train(1)
+    with pytest.raises(UsageError, match=r"wrap it, optimizer = weft\.DistributedOptimizer\(Adafactor\("):
+        plain.step()
+    job.optimizers[0].zero_grad()
+    plain.step()  # there is nothing to do
+    wrapped = weft.DistributedOptimizer(AllAtOnce(job.model.parameters()))
+    job.step(job.model, job.batch(0).chunk(weft.rdp_size())[weft.rdp_rank()])
+    with pytest.raises(UsageError, match="AllAtOnce updates several weights at once"):
+        wrapped.step()
 
 
 if __name__ == "__main__":
