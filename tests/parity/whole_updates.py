@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +25,8 @@ import weft.torch as weft
 from tests.parity import experts, in_parts
 from tests.parity.registry import Checks
 from weft.errors import UsageError
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.replicas import whole_updates as updates
+from weft.torch.tensor_parallel import cuts_of, is_cut
 
 CHECKS = Checks()
 given = CHECKS.given
@@ -212,11 +215,15 @@ def a_rank_keeps_the_states_of_its_own_weights() -> None:
     kept = {n: optimizer.state[w] for n, w in enumerate(weights) if w in optimizer.state and is_cut(w)}
     alone = [w for group in job.plain[0].param_groups for w in group["params"]]
     assert all(entry["first"].shape == alone[number].shape for number, entry in kept.items())
-    cut = [n for n, weight in enumerate(weights) if is_cut(weight)]
-    told = weft.allgather([*kept], weft.CommGroup.TP_GROUP if weft.tp_size() > 1 else weft.CommGroup.RDP_GROUP)
-    assert sorted(number for each in told for number in each) == sorted(set(cut)) and len(told) > 1
-    sizes = [sum(alone[number].numel() for number in each) for each in told]
-    assert max(sizes) - min(sizes) <= max(alone[number].numel() for number in cut), sizes
+    cut = {n: math.prod(ranks.size for _, ranks in cuts_of(w)) for n, w in enumerate(weights) if is_cut(w)}
+    told = weft.allgather(([*cut], {n: cut[n] for n in kept}), weft.CommGroup.WORLD)
+    owned = Counter[int]()
+    for _, own in told:
+        owned.update(own)
+    assert owned == Counter(number for held, _ in told for number in held)
+    of_these = [own for held, own in told if held == [*cut]]
+    sizes = [sum(alone[number].numel() for number in own) for own in of_these]
+    assert len(sizes) > 1 and max(sizes) - min(sizes) <= max(alone[number].numel() for number in cut), sizes
 
 
 @CHECKS.check
@@ -228,7 +235,7 @@ def a_weight_without_a_gradient_is_left_alone() -> None:
         module[1].inner.weight.grad = None
         grad = module[2].inner.weight.grad
         if grad is not None and is_cut(module[2].inner.weight):
-            if weft.tp_rank() == weft.rdp_rank() == 0:
+            if (weft.tp_rank() if weft.tp_size() > 1 else weft.rdp_rank()) == 0:
                 module[2].inner.weight.grad = None
         elif grad is not None:
             grad[: len(grad) // 2] = 0
@@ -354,5 +361,10 @@ def what_would_take_a_part_for_all_of_a_weight_is_refused() -> None:
         wrapped.step()
 
 
+def start() -> None:
+    torch.set_default_dtype(torch.float64)
+    updates.BUCKET_BYTES = 4000  # so that there are several
+
+
 if __name__ == "__main__":
-    CHECKS.run(sys.argv[1:], lambda: torch.set_default_dtype(torch.float64))
+    CHECKS.run(sys.argv[1:], start)

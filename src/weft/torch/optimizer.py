@@ -333,7 +333,7 @@ class DistributedOptimizer(Optimizer):
         of this rank alone, and a key that says whose they are.
         """
         over = {"rdp"} if self.shares is not None and gather_if_shard else set[str]()
-        over |= self._dealt_over()
+        over |= self._state_axes()
         content = self._with_states("stage" if len(over) > 1 else next(iter(over), None))
         content["_smp_is_partial"] = current.session().pipeline is not None
         if self.shares is not None and not gather_if_shard:
@@ -343,13 +343,13 @@ class DistributedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as a plain ``torch.optim`` optimizer would have it; collective over the pipeline, and over
         all ranks if replicas share states."""
-        if self.shares is not None or "rdp" in self._dealt_over():
+        if self.shares is not None or "rdp" in self._state_axes():
             return self._with_states("world")
         if current.session().pipeline is None:
             return self._with_states(None)
-        return self._with_states("mp" if self._dealt_over() else "pp")
+        return self._with_states("mp" if self._state_axes() else "pp")
 
-    def _dealt_over(self) -> set[str]:
+    def _state_axes(self) -> set[str]:
         """The axes of the mesh over which ranks have the whole states of different parameters."""
         session = current.session()
         settings = session.settings
@@ -407,7 +407,9 @@ class DistributedOptimizer(Optimizer):
             )
         mine, weights, whole = self.mine(), self.weights(), self.whole_states
         content["state"] = {
-            n: entry if int(n) in whole else {key: like(value, weights[int(n)]) for key, value in entry.items()}
+            n: entry
+            if int(n) in whole
+            else {key: like(value, weights[int(n)]) for key, value in entry.items()}
             for n, entry in content.get("state", {}).items()
             if mine[int(n)]
         }

@@ -105,14 +105,16 @@ class WholeUpdates:
                 new |= number not in self._elsewhere
                 self._elsewhere[number] = tensor
                 continue
-            dealt = tuple((how, holders) for how, holders in cuts if how.holder is None)
+            parts = tuple((how, holders) for how, holders in cuts if how.holder is None)
             known = self._weights.get(number)
-            if cuts and (known is None or len(known.cuts) < len(dealt)):
+            if cuts and (known is None or len(known.cuts) < len(parts)):
                 owner = [] if known is None else known.owner
-                trains = tensor.requires_grad  # so that nothing has to move when frozen ones are trained later
+                trains = (
+                    tensor.requires_grad
+                )  # so that nothing has to move when frozen ones are trained later
                 size = math.prod(cuts[0][0].shape)
                 among = apart.get(number), trains
-                self._weights[number] = _Weight(number, tensor, size, dealt, among, owner)
+                self._weights[number] = _Weight(number, tensor, size, parts, among, owner)
                 new = True
         if new:
             self._choose_owners()
@@ -234,7 +236,9 @@ class _Bucket:
 
 
 def _gradient_dtype(tensor: Tensor) -> torch.dtype:
-    found: torch.dtype = getattr(tensor, "grad_dtype", None) or tensor.dtype  # newer versions let scripts choose
+    found: torch.dtype = (
+        getattr(tensor, "grad_dtype", None) or tensor.dtype
+    )  # newer versions let scripts choose
     return found
 
 
@@ -294,7 +298,7 @@ def _scattered(weights: Sequence[_Weight], updated: list[Tensor]) -> Callable[[]
 
 
 def _to_holders(
-    weights: Sequence[_Weight], wholes: list[Tensor], level: int
+    weights: Sequence[_Weight], full_tensors: list[Tensor], level: int
 ) -> Callable[[], list[Tensor]]:
     """The same for one cut, of weights of which this rank gets parts."""
     holders = weights[0].cuts[level][1] if weights else None
@@ -308,13 +312,11 @@ def _to_holders(
         [
             [
                 cut_by(whole, weight.cuts[level][0], place, size)
-                for weight, whole in zip(own, wholes, strict=True)
+                for weight, whole in zip(own, full_tensors, strict=True)
             ]
             for place in range(size)
         ],
-        [
-            [weight.cuts[level][0].local_shape(holders.rank, size) for weight in each] for each in by_owner
-        ],
+        [[weight.cuts[level][0].local_shape(holders.rank, size) for weight in each] for each in by_owner],
         weights[0].tensor,
     )
 
@@ -330,7 +332,10 @@ def _to_holders(
 
 
 def _exchanged(
-    holders: Holders, sent: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Sequence[int]]], like: Tensor
+    holders: Holders,
+    sent: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[Sequence[int]]],
+    like: Tensor,
 ) -> Callable[[], list[list[Tensor]]]:
     """Begins to send tensors to each rank; what waits for it, and gives the tensors that came from each.
 
