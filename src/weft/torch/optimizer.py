@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError, warn
@@ -77,6 +77,7 @@ class DistributedOptimizer(Optimizer):
                 "model = DistributedModel(...)"
             )
         _refuse_mixed_lists(optimizer)
+        _refuse_reading(optimizer)
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
@@ -426,6 +427,18 @@ def _refuse_mixed_lists(optimizer: Optimizer) -> None:
                 "parameters without dimensions, which each replica has whole: give these a group of their own, "
                 '{"params": [p for p in model.parameters() if not p.dim()]}, or leave the argument out'
             )
+
+
+def _refuse_reading(optimizer: Optimizer) -> None:
+    """Refuse an optimizer of PyTorch's that reads norms of shares, which FSDP2 gathers nowhere."""
+    if isinstance(optimizer, Adafactor) and any(
+        is_sharded(p) for g in optimizer.param_groups for p in g["params"]
+    ):
+        raise UsageError(
+            "Adafactor reads norms of weights as numbers, which shares of FSDP2 do not have: write "
+            '"sharded_data_parallel_degree": 1, share parameters inside a pipeline ("partitions" or '
+            '"tensor_parallel_degree" above 1), or take AdamW, say'
+        )
 
 
 def _is_part(parameter: Tensor) -> bool:

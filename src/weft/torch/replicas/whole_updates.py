@@ -68,7 +68,7 @@ class _Weight:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What weights have in common that travel in one message."""
+        """The same for weights that travel in one message."""
         groups = tuple(id(holders) for _, holders in self.cuts)
         return groups, self.tensor.dtype, _gradient_dtype(self.tensor), self.tensor.device
 
