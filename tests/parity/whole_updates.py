@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 import weft.torch as weft
 from tests.parity import experts, in_parts
 from tests.parity.registry import Checks
+from weft.compat.modelparallel import interface as smp
 from weft.errors import UsageError
 from weft.torch.replicas import whole_updates as updates
 from weft.torch.tensor_parallel import cuts_of, is_cut
@@ -359,6 +360,25 @@ def what_would_take_a_part_for_all_of_a_weight_is_refused() -> None:
     job.step(job.model, job.batch(0).chunk(weft.rdp_size())[weft.rdp_rank()])
     with pytest.raises(UsageError, match="AllAtOnce updates several weights at once"):
         wrapped.step()
+
+
+@CHECKS.check
+def copies_of_parts_are_refused() -> None:
+    smp.init({"partitions": given.partitions, "microbatches": 2, "bf16": True, "inputs": "equal"})
+    model = smp.DistributedModel(in_parts.network())
+    optimizer = smp.DistributedOptimizer(Lamb(model.parameters()))
+
+    @smp.step
+    def step(model: Any, x: Tensor) -> None:
+        model.backward(loss_of_numbers(model, x.bfloat16()).float())
+
+    step(model, numbers(0, ROWS, in_parts.WIDTH))
+    with pytest.raises(
+        UsageError, match=r"Lamb updates a weight by the norm.* its 32-bit copy \(fp16, bf16\)"
+    ):
+        optimizer.step()
+    del model, optimizer
+    smp.init({"bf16": False})
 
 
 def start() -> None:

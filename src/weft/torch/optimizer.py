@@ -458,15 +458,16 @@ def _refuse_norms(optimizer: Optimizer) -> None:
     if updates_parts_alike(optimizer):
         return
     name = type(optimizer).__name__
-    if optimizer in _wrapped:
-        why = "updates several weights at once, or copies of them, by a norm or another measure of all"
-        advice = "take an optimizer that updates each weight for itself (AdamW, say)"
-    else:
-        why = "updates a weight by the norm, or another measure, of all of it"
+    why, advice = "updates a weight by the norm, or another measure, of all of it", "take AdamW, say"
+    if optimizer not in _wrapped:
         advice = (
             f"wrap it, optimizer = weft.DistributedOptimizer({name}(...)), which brings each weight to one rank for "
             "its update"
         )
+    elif getattr(optimizer, WRAPPED).takes_whole:
+        why = "updates several weights at once, by a norm or another measure of all of them"
+    else:
+        why += ", and of its 32-bit copy (fp16, bf16)"
     raise UsageError(
         f"{name} {why}, and ranks that split tensors or share parameters have parts: {advice}, or write "
         f'"{_setting_of_cuts()}": 1'

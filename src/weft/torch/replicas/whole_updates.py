@@ -109,11 +109,9 @@ class WholeUpdates:
             known = self._weights.get(number)
             if cuts and (known is None or len(known.cuts) < len(parts)):
                 owner = [] if known is None else known.owner
-                trains = (
-                    tensor.requires_grad
-                )  # so that nothing has to move when frozen ones are trained later
                 size = math.prod(cuts[0][0].shape)
-                among = apart.get(number), trains
+                # frozen ones apart, so that nothing has to move when they are trained later
+                among = apart.get(number), tensor.requires_grad
                 self._weights[number] = _Weight(number, tensor, size, parts, among, owner)
                 new = True
         if new:
