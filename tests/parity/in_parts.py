@@ -414,15 +414,6 @@ def weights_that_another_module_reads_must_be_whole() -> None:
 
 
 @CHECKS.check
-def optimizers_that_need_whole_weights_are_refused() -> None:
-    job = Job()
-    job.optimizer = weft.DistributedOptimizer(torch.optim.Adafactor(job.model.parameters(), lr=0.01))
-
-    with pytest.raises(UsageError, match="Adafactor updates a weight by the norm"):
-        job.train(1)
-
-
-@CHECKS.check
 def saves_go_to_other_layouts() -> None:
     """The first layout saves, and trains on; all others go on from there as it did."""
     folder = given.folder / "saves"

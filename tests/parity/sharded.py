@@ -300,6 +300,8 @@ def what_does_not_fit_is_told() -> None:
         job.model.register_comm_hook(None, lambda state, bucket: None)
     with told(UsageError, "the optimizer has parameters from before they were sharded"):
         weft.DistributedOptimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    with told(UsageError, "Adafactor reads norms of weights as numbers"):
+        weft.DistributedOptimizer(torch.optim.Adafactor(job.model.parameters()))
     with told(ConfigError, "4 processes cannot be divided into groups of 3"):
         weft.init({"sharded_data_parallel_degree": 3})
 

@@ -331,9 +331,9 @@ class DistributedModel(nn.Module):
             with session.doing("cutting the weights"):
                 cut_weights(self.module, self.plan, self.owners, session)
                 self.cut = True
+                self._begin_reducing()
                 for optimizer in self.optimizers:
                     optimizer.follow_cuts()
-                self._begin_reducing()
         if self.plan is not None and self.plan.sequences is not None:
             with session.doing("cutting sequences"):
                 shard_group = cut_over_sequences(self.module, self.plan, self.owners, session)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adafactor, Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.errors import UsageError, warn
@@ -24,10 +25,11 @@ from weft.torch.replicas.sharded_optimizer import (
     updates_parts_alike,
     updates_weights_alone,
 )
+from weft.torch.replicas.whole_updates import WholeUpdates, can_update_whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import can_cut, cut, is_cut
+from weft.torch.tensor_parallel import axes_of, can_cut, cut, cut_of, is_cut
 from weft.torch.tensors.marks import WRAPPED
 
 SHARE = "_weft_share"
@@ -75,9 +77,11 @@ class DistributedOptimizer(Optimizer):
                 "model = DistributedModel(...)"
             )
         _refuse_mixed_lists(optimizer)
+        _refuse_reading(optimizer)
         self.optimizer = optimizer
         _wrapped.add(optimizer)
         self._shares: Shares | None = None
+        self._whole_updates: WholeUpdates | None = None
         self._offloaded: OffloadedStates | None = None
         current.session().agreement.add_optimizer(self)
         setattr(optimizer, WRAPPED, self)
@@ -134,7 +138,7 @@ class DistributedOptimizer(Optimizer):
         return {"optimizer": self.optimizer}
 
     def __setstate__(self, content: dict[str, Any]) -> None:
-        self.__dict__.update(content, _shares=None, _offloaded=None)
+        self.__dict__.update(content, _shares=None, _whole_updates=None, _offloaded=None)
 
     @property
     def shares(self) -> Shares | None:
@@ -157,11 +161,58 @@ class DistributedOptimizer(Optimizer):
         """The model's parameters by their numbers in the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def mine(self) -> list[bool]:
-        """For each parameter by its number whether this rank updates it, and keeps its state."""
+    @property
+    def whole_updates(self) -> WholeUpdates | None:
+        """The updates of parameters that are cut, where the optimizer looks at whole ones; None where none is cut."""
+        weights = {number: weight for number, weight in enumerate(self.weights()) if is_local(weight)}
+        if self._whole_updates is None:
+            if not any(map(is_cut, weights.values())) or not self._takes_whole_weights:
+                return None
+            self._whole_updates = WholeUpdates(self.optimizer)
+        shares = self.shares
+        apart = {} if shares is None else {number: shares.replica_of(number) for number in weights}
+        if self._whole_updates.extend(weights, apart):
+            self.forget_remote()
+        return self._whole_updates
+
+    @cached_property
+    def _takes_whole_weights(self) -> bool:
+        """True if the wrapped optimizer is given whole weights, where ranks have parts."""
+        return self.takes_whole and can_update_whole(self.optimizer)
+
+    def held(self) -> list[bool]:
+        """For each parameter by its number whether this rank takes part in its update."""
         shares = self.shares
         local = [is_local(parameter) for parameter in self.weights()]
         return [here and (shares is None or shares.has(number)) for number, here in enumerate(local)]
+
+    def mine(self) -> list[bool]:
+        """For each parameter by its number whether this rank updates it, and keeps its state."""
+        whole = self.whole_updates
+        return [held and (whole is None or whole.has(number)) for number, held in enumerate(self.held())]
+
+    @property
+    def whole_states(self) -> Container[int]:
+        """The numbers of the parameters of which one of the ranks that hold them has all of the state."""
+        return self.whole_updates or ()
+
+    def saved(self) -> list[bool]:
+        """For each parameter by its number whether this rank saves its state, of all that have it."""
+        session = current.session()
+        context, part = session.tensor.places
+        replica, degree = session.position("rdp"), session.settings.sharded_data_parallel_degree
+
+        whole, shares = self.whole_states, self.shares
+
+        def first(number: int, weight: Tensor) -> bool:
+            axes = axes_of(weight) if number in whole else set[str]()
+            here = shares is not None or not replica or ("rdp" in axes and replica < degree)
+            return here and not context and (not part or "tp" in axes)
+
+        return [
+            mine and first(number, weight)
+            for number, (mine, weight) in enumerate(zip(self.mine(), self.weights(), strict=True))
+        ]
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update this rank's parameters from their gradients; collective over the replicas if they share states.
@@ -188,21 +239,23 @@ class DistributedOptimizer(Optimizer):
         shares = self.shares
         with record_outermost(session, "optimizer"):
             weights = self.weights()
-            if shares is None:
-                result = self._update()
-                session.agreement.note_weights(weights)
+            with session.agreement.stepping(weights):
+                if shares is None:
+                    return self._update()
+                others = [weight for weight, held in zip(weights, self.held(), strict=True) if not held]
+                with without_gradients(others):
+                    result = self._update()
+                with session.doing("the optimizer's step"):
+                    shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
                 return result
-            others = [weight for weight, mine in zip(weights, self.mine(), strict=True) if not mine]
-            with without_gradients(others):
-                result = self._update()
-            with session.doing("the optimizer's step"):
-                shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
-            session.agreement.note_weights(weights)
-            return result
 
     def _update(self) -> Any:
-        offloaded = self.offloaded
-        return self.optimizer.step() if offloaded is None else offloaded.step()
+        offloaded, whole = self.offloaded, self.whole_updates
+        update = self.optimizer.step if offloaded is None else offloaded.step
+        if whole is None:
+            return update()
+        with current.session().doing("the optimizer's step"):
+            return whole.step(update, _setting_of_cuts())
 
     @property
     def offloaded(self) -> OffloadedStates | None:
@@ -256,11 +309,15 @@ class DistributedOptimizer(Optimizer):
         return [(weight, weight) for weight in self.weights()]
 
     def follow_cuts(self) -> None:
-        """Parameters were cut over ranks: keep the same parts of what the optimizer holds for them."""
-        for weight, stepped in self.stepped_on():
+        """Parameters were cut over ranks: keep the same parts of what the optimizer holds for them, or all of it if
+        this rank updates the whole."""
+        whole = self.whole_states
+        for number, (weight, stepped) in enumerate(self.stepped_on()):
             with torch.no_grad():
                 if can_cut(stepped, weight):
                     stepped.data = cut(stepped.data, weight)
+                if number in whole:
+                    continue
                 for key, value in self.optimizer.state.get(stepped, {}).items():
                     if isinstance(value, Tensor) and can_cut(value, weight):
                         self.optimizer.state[stepped][key] = cut(value, weight)
@@ -276,7 +333,9 @@ class DistributedOptimizer(Optimizer):
         If replicas share states, it has those of all replicas, which all call it; with ``gather_if_shard=False`` those
         of this rank alone, and a key that says whose they are.
         """
-        content = self._with_states("rdp" if self.shares is not None and gather_if_shard else None)
+        over = {"rdp"} if self.shares is not None and gather_if_shard else set[str]()
+        over |= self._state_axes()
+        content = self._with_states("stage" if len(over) > 1 else next(iter(over), None))
         content["_smp_is_partial"] = current.session().pipeline is not None
         if self.shares is not None and not gather_if_shard:
             content[SHARE] = [self.shares.replica, self.shares.replicas]
@@ -285,10 +344,20 @@ class DistributedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The whole state, as a plain ``torch.optim`` optimizer would have it; collective over the pipeline, and over
         all ranks if replicas share states."""
+        if self.shares is not None or "rdp" in self._state_axes():
+            return self._with_states("world")
+        if current.session().pipeline is None:
+            return self._with_states(None)
+        return self._with_states("mp" if self._state_axes() else "pp")
+
+    def _state_axes(self) -> set[str]:
+        """The axes of the mesh over which ranks have the whole states of different parameters."""
         session = current.session()
-        return self._with_states(
-            "world" if self.shares is not None else None if session.pipeline is None else "pp"
-        )
+        settings = session.settings
+        if session.pipeline is None or not self._takes_whole_weights:
+            return set()
+        degrees = {"tp": settings.tensor_parallel_degree, "rdp": settings.sharded_data_parallel_degree}
+        return {axis for axis, degree in degrees.items() if degree > 1}
 
     def _with_states(self, axis: str | None) -> dict[str, Any]:
         """The wrapped optimizer's ``state_dict()``, with the states of all ranks along an axis, if there is one."""
@@ -308,10 +377,12 @@ class DistributedOptimizer(Optimizer):
         """States by parameter, from all ranks along an axis; those of this rank without one."""
         session = current.session()
         if any(model.sharded or model.cut for model in session.models):
-            weights = self.weights()
+            weights, whole = self.weights(), self.whole_states
             with session.doing("the optimizer's state_dict()"):
                 entries = {
-                    n: {
+                    n: entry
+                    if n in whole
+                    else {
                         key: full_tensor(v, weights[n]) if isinstance(v, Tensor) else v
                         for key, v in entry.items()
                     }
@@ -335,9 +406,11 @@ class DistributedOptimizer(Optimizer):
                 f"this is the state of replica {share[0]} of {share[1]} that shared it, for replica {here[0]} of "
                 f"{here[1]}: set shard_optimizer_state and start {share[1]} replicas, or save with gather_if_shard=True"
             )
-        mine, weights = self.mine(), self.weights()
+        mine, weights, whole = self.mine(), self.weights(), self.whole_states
         content["state"] = {
-            n: {key: like(value, weights[int(n)]) for key, value in entry.items()}
+            n: entry
+            if int(n) in whole
+            else {key: like(value, weights[int(n)]) for key, value in entry.items()}
             for n, entry in content.get("state", {}).items()
             if mine[int(n)]
         }
@@ -356,18 +429,50 @@ def _refuse_mixed_lists(optimizer: Optimizer) -> None:
             )
 
 
+def _refuse_reading(optimizer: Optimizer) -> None:
+    """Refuse an optimizer of PyTorch's that reads norms of shares, which FSDP2 gathers nowhere."""
+    if isinstance(optimizer, Adafactor) and any(
+        is_sharded(p) for g in optimizer.param_groups for p in g["params"]
+    ):
+        raise UsageError(
+            "Adafactor reads norms of weights as numbers, which shares of FSDP2 do not have: write "
+            '"sharded_data_parallel_degree": 1, share parameters inside a pipeline ("partitions" or '
+            '"tensor_parallel_degree" above 1), or take AdamW, say'
+        )
+
+
+def _is_part(parameter: Tensor) -> bool:
+    """True if the parameter is a part of a larger one just now."""
+    how = cut_of(parameter)
+    return how is not None and how.shape != tuple(parameter.shape)
+
+
+def _setting_of_cuts() -> str:
+    """The setting by which parameters are cut."""
+    settings = current.session().settings
+    degrees = ("sharded_data_parallel_degree", "expert_parallel_degree")
+    return next((name for name in degrees if getattr(settings, name) > 1), "tensor_parallel_degree")
+
+
 def _refuse_norms(optimizer: Optimizer) -> None:
     """Refuse an optimizer that would take a part of a weight for all of it."""
-    degrees = ("sharded_data_parallel_degree", "expert_parallel_degree", "tensor_parallel_degree")
-    setting = next(
-        name for name in degrees if getattr(current.session().settings, name) > 1 or name == degrees[-1]
-    )
-    if not updates_parts_alike(optimizer):
-        raise UsageError(
-            f"{type(optimizer).__name__} updates a weight by the norm, or another measure, of all of it, and ranks "
-            "that split tensors or share parameters have parts: take an optimizer that updates each number for itself "
-            f'(AdamW, say), or write "{setting}": 1'
+    if updates_parts_alike(optimizer):
+        return
+    name = type(optimizer).__name__
+    why, advice = "updates a weight by the norm, or another measure, of all of it", "take AdamW, say"
+    if optimizer not in _wrapped:
+        advice = (
+            f"wrap it, optimizer = weft.DistributedOptimizer({name}(...)), which brings each weight to one rank for "
+            "its update"
         )
+    elif getattr(optimizer, WRAPPED).takes_whole:
+        why = "updates several weights at once, by a norm or another measure of all of them"
+    else:
+        why += ", and of its 32-bit copy (fp16, bf16)"
+    raise UsageError(
+        f"{name} {why}, and ranks that split tensors or share parameters have parts: {advice}, or write "
+        f'"{_setting_of_cuts()}": 1'
+    )
 
 
 def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
@@ -392,7 +497,9 @@ def warn_of_plain_optimizers() -> None:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}
             if any(id(parameter) in own for parameter in parameters):
                 session.check_outside("the optimizer's step()")
-        if (session.mesh.tp > 1 or session.settings.replica_shards > 1) and any(map(is_cut, parameters)):
+        if (session.mesh.tp > 1 or session.settings.replica_shards > 1) and any(
+            _is_part(parameter) and parameter.grad is not None for parameter in parameters
+        ):
             _refuse_norms(optimizer)
         if optimizer not in idle and _trains_nothing(session, parameters):
             idle.add(optimizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +34,7 @@ class Agreement:
         self._known: dict[str, list[weakref.ref[Any]]] = {"model": [], "optimizer": [], "scaler": []}
         self._loads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._written = Written()
+        self._inside = False
         self._told: tuple[str, dict[str, str]] | None = None
         self._outlines: set[weakref.ref[Any]] = set()
         self._described: list[_Described] = []
@@ -93,9 +95,16 @@ class Agreement:
             self._outlines = outlines
             self._written.begin_anew(weight for weights in self._watched() for weight in weights.values())
 
-    def note_weights(self, tensors: Iterable[Tensor]) -> None:
-        """An optimizer has written these."""
-        self._written.note(tensors)
+    @contextmanager
+    def stepping(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, an optimizer writes these, and nothing else does."""
+        self._written.look(weights)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self._written.note(weights)
 
     def settings(self) -> str:
         """Rates, scales and numbers of loads by the names that errors use, as JSON; all ranks have the same."""
@@ -211,10 +220,12 @@ class Agreement:
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self._stepped.add(optimizer)
-            self._written.look(_weights_of(optimizer))
+            if not self._inside:
+                self._written.look(_weights_of(optimizer))
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self._written.note(_weights_of(optimizer))
+            if not self._inside:
+                self._written.note(_weights_of(optimizer))
 
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 

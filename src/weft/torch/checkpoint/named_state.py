@@ -146,12 +146,15 @@ def add_optimizer(
 ) -> None:
     """Add the optimizer's state for this rank's parameters, by their names; on the first partition the groups too.
 
-    ``number``: which of the model's optimizers it is.
+    Of several ranks that have the same state one adds it. ``number``: which of the model's optimizers it is.
     """
     section = section_of(number)
     groups = parameter_names(model, optimizer)
     flat = [name for group in groups for name in group]
     wrapped = isinstance(optimizer, DistributedOptimizer)
+    first = session.position("rdp") == session.position("tp") == 0
+    saved = optimizer.saved() if wrapped else [first] * len(flat)
+    whole = optimizer.whole_states if wrapped else ()
     state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
     here = pipeline_position(session)
     encoder = saved_values.encoder(part.tensors, f"{section}-{session.rank}")
@@ -160,14 +163,18 @@ def add_optimizer(
         name = flat[index]
         if owner_of(model, name) != here:
             continue
-        values[name] = {}
-        for key, value in entry.items():
-            if isinstance(value, Tensor):
-                part.tensors[f"{section}/{name}/{key}"] = full_tensor(value, model.module.get_parameter(name))
-            else:
-                values[name][key] = encoder.encode(value, f"the optimizer's {key} of {name}")
+        weight = model.module.get_parameter(name)
+        tensors = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
+        full = tensors if index in whole else {k: full_tensor(v, weight) for k, v in tensors.items()}
+        if saved[index]:
+            part.tensors |= {f"{section}/{name}/{key}": value for key, value in full.items()}
+            values[name] = {
+                key: encoder.encode(value, f"the optimizer's {key} of {name}")
+                for key, value in entry.items()
+                if key not in tensors
+            }
     part.content[f"{section}_values"] = values
-    if here == 0 and session.position("rdp") == 0:
+    if here == 0 and first:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in state_dict["param_groups"]]
         part.content[section] = {
             "class": type(torch_optimizer_of(optimizer)).__qualname__,
@@ -306,11 +313,15 @@ def read_optimizer_state(
     flat = [name for group in parameter_names(model, optimizer) for name in group]
     content = torch_optimizer_of(optimizer).state_dict()
     content["state"] = {}
-    mine = optimizer.mine() if isinstance(optimizer, DistributedOptimizer) else [True] * len(flat)
+    wrapped = isinstance(optimizer, DistributedOptimizer)
+    mine = optimizer.mine() if wrapped else [True] * len(flat)
+    whole = optimizer.whole_states if wrapped else ()
     for number, name in enumerate(flat):
         if mine[number] and model.is_local(name) and (name in keys or name in values):
             weight = model.module.get_parameter(name)
-            entry = {key: like(read(path), weight) for key, path in keys.get(name, {}).items()}
+            entry = {key: read(path) for key, path in keys.get(name, {}).items()}
+            if number not in whole:
+                entry = {key: like(value, weight) for key, value in entry.items()}
             content["state"][number] = {**entry, **values.get(name, {})}
     return content
 

@@ -102,13 +102,13 @@ def save_checkpoint(
     def make() -> Part:
         part = Part()
         first = session.position("rdp") == session.position("tp") == 0
-        # what ranks have gathered, the first of them saves
-        kept = part if first or (shared and session.position("tp") == 0) else Part()
-        if model is not None and (first or sharded or cut):
+        if model is not None and (
+            first or sharded or cut
+        ):  # what ranks have gathered, the first of them saves
             named_state.add_model(part if first else Part(), session, model)
         if model is not None and (first or shared or sharded or cut):
             for number, each in enumerate(optimizers):
-                named_state.add_optimizer(kept, session, model, each, number)
+                named_state.add_optimizer(part, session, model, each, number)
         if session.rank == session.mesh.group("mp", 0)[0]:
             _add_shared(part, session, user_content, allow_pickle)
         named_state.add_rank(part, session, also, allow_pickle)

@@ -8,16 +8,15 @@ the device and not on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from weft.errors import UsageError
 from weft.torch.offload.host_memory import HostMemory, tensor_in
+from weft.torch.offload.partial_steps import gradients_apart, in_calls
 from weft.torch.tensors.shards import stays_sharded
 
 if TYPE_CHECKING:
@@ -49,18 +48,20 @@ class OffloadedStates:
     @torch.no_grad()
     def step(self) -> Any:
         """The optimizer's step, bucket by bucket; what the first call of its ``step()`` gives."""
-        with _hooks_once(self._optimizer):
+        with in_calls(self._optimizer, "offload_optimizer") as call:
             weights = [weight for weight in _weights(self._optimizer) if weight.grad is not None]
-            with _gradients_apart(weights) as grads:
-                result = self._update(_buckets(weights), grads)
+            with gradients_apart(weights) as grads:
+                result = self._update(_buckets(weights), grads, call)
         self._finish()
         held = {id(weight) for weight in self._optimizer.state}
         self._homes = {key: home for key, home in self._homes.items() if key[0] in held}
         return result
 
-    def _update(self, buckets: Sequence[Sequence[Tensor]], grads: Mapping[int, Tensor | None]) -> Any:
+    def _update(
+        self, buckets: Sequence[Sequence[Tensor]], grads: Mapping[int, Tensor | None], call: Callable[[], Any]
+    ) -> Any:
         """Update the parameters of one bucket after the other, whose gradients are given by their ids."""
-        groups, results = _Groups(self._optimizer), []
+        results = []
         self._fetch(buckets[0])
         for number, bucket in enumerate(buckets):
             if number + 1 < len(buckets):
@@ -68,7 +69,7 @@ class OffloadedStates:
             self._await()
             for weight in bucket:
                 weight.grad = grads[id(weight)]
-            results.append(groups.step())
+            results.append(call())
             for weight in bucket:
                 weight.grad = None
             self.put_away(bucket)
@@ -157,76 +158,6 @@ class OffloadedStates:
             value = _with_local(value, home)
         self._memory.page_out(home.untyped_storage())
         return value
-
-
-class _Groups:
-    """The settings of an optimizer's groups, which each bucket finds as the first one did: some count steps there."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._before = self._now()
-        self._after: list[dict[str, Any]] | None = None
-
-    def _now(self) -> list[dict[str, Any]]:
-        groups = self._optimizer.param_groups
-        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
-
-    def step(self) -> Any:
-        """The optimizer's step, for the parameters that have gradients now.
-
-        Raises:
-            UsageError: It leaves something in a group that depends on the bucket.
-        """
-        for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
-            group.update(before)
-        result = self._optimizer.step()
-        after = self._now()
-        if self._after is None:
-            self._after = after
-        for first, now in zip(self._after, after, strict=True):
-            for name, value in now.items():
-                if name not in first or not _alike(first[name], value):
-                    raise UsageError(
-                        f'{type(self._optimizer).__name__} keeps "{name}", which follows from all gradients at once, '
-                        'and offload_optimizer updates some parameters after the others: write "offload_optimizer": '
-                        "false, or take an optimizer that updates each parameter for itself"
-                    )
-        return result
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or torch.equal(a, b)
-    return bool(a is b or a == b)
-
-
-@contextmanager
-def _gradients_apart(weights: Sequence[Tensor]) -> Iterator[dict[int, Tensor | None]]:
-    """Inside, the weights have no gradients, which are given by the weights' ids."""
-    grads = {id(weight): weight.grad for weight in weights}
-    for weight in weights:
-        weight.grad = None
-    try:
-        yield grads
-    finally:
-        for weight in weights:
-            weight.grad = grads[id(weight)]
-
-
-@contextmanager
-def _hooks_once(optimizer: Optimizer) -> Iterator[None]:
-    """Around several calls of ``step()``: the optimizer's own hooks are called before and after them, once."""
-    kept: Any = vars(optimizer)
-    before, after = kept["_optimizer_step_pre_hooks"], kept["_optimizer_step_post_hooks"]
-    for hook in before.values():
-        hook(optimizer, (), {})
-    kept["_optimizer_step_pre_hooks"], kept["_optimizer_step_post_hooks"] = type(before)(), type(after)()
-    try:
-        yield
-    finally:
-        kept["_optimizer_step_pre_hooks"], kept["_optimizer_step_post_hooks"] = before, after
-    for hook in after.values():
-        hook(optimizer, (), {})
 
 
 def _weights(optimizer: Optimizer) -> list[Tensor]:

@@ -63,7 +63,11 @@ class Shares:
 
     def has(self, number: int) -> bool:
         """True if this replica updates the parameter of that number."""
-        return self._replica_of[number] == self.replica
+        return self.replica_of(number) == self.replica
+
+    def replica_of(self, number: int) -> int:
+        """The replica that updates the parameter of that number."""
+        return self._replica_of[number]
 
     def exchange(self, parameters: dict[int, Tensor]) -> None:
         """Bring each parameter (by number) from the replica that updates it to all replicas; collective."""

@@ -13,11 +13,12 @@ from torch import Tensor
 from weft.import_hooks import when_imported
 from weft.torch.tensors.shards import register
 
-from .cuts import Cut, axes_of, can_cut, cut, cut_of, full_tensor, is_cut
+from .cuts import Cut, axes_of, can_cut, cut, cut_of, cuts_of, full_tensor, is_cut
 from .splits import Linear, Region, Splits, refuse_whole
 
 __all__ = [
-    "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "full_tensor", "is_cut", "refuse_whole",
+    "Cut", "Linear", "Region", "Splits", "axes_of", "can_cut", "cut", "cut_of", "cuts_of", "full_tensor", "is_cut",
+    "refuse_whole",
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class Holders(Protocol):
     """The ranks that hold the parts of a tensor: those of one group along ``axis`` of the mesh."""
 
     axis: str
+    group: Any
     rank: int
     size: int
 
@@ -87,7 +88,7 @@ def joined(shards: Sequence[Tensor], how: Cut) -> Tensor:
     return torch.cat([piece for pieces in zip(*blocks, strict=True) for piece in pieces], how.dim)
 
 
-def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
+def cuts_of(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
     """The cuts of a parameter, and the ranks that hold its shards; the cut of the whole first, then that of a part
     of it."""
     return getattr(parameter, CUT) or ()
@@ -95,7 +96,7 @@ def _cuts(parameter: Tensor) -> tuple[tuple[Cut, Holders], ...]:
 
 def mark(parameter: Tensor, how: Cut, shard_group: Holders) -> None:
     """Say on the parameter that it is a part, of the whole or of the part that it was before."""
-    setattr(parameter, CUT, (*_cuts(parameter), (how, shard_group)))
+    setattr(parameter, CUT, (*cuts_of(parameter), (how, shard_group)))
 
 
 def mark_copies(
@@ -110,7 +111,7 @@ def mark_copies(
 
 def unmark(parameter: Tensor) -> None:
     """The parameter is again what it was before the latest cut."""
-    setattr(parameter, CUT, _cuts(parameter)[:-1] or None)
+    setattr(parameter, CUT, cuts_of(parameter)[:-1] or None)
 
 
 def is_cut(parameter: Tensor) -> bool:
@@ -120,19 +121,19 @@ def is_cut(parameter: Tensor) -> bool:
 
 def axes_of(parameter: Tensor) -> set[str]:
     """The axes of the mesh along which ranks hold parts of the parameter."""
-    return {shard_group.axis for _, shard_group in _cuts(parameter)}
+    return {shard_group.axis for _, shard_group in cuts_of(parameter)}
 
 
 def holders_along(axis: str, parameter: Tensor) -> int:
     """The number of ranks along an axis of the mesh that hold the parameter together; 1 where each has all of it."""
     return max(
-        (shard_group.size for _, shard_group in _cuts(parameter) if shard_group.axis == axis), default=1
+        (shard_group.size for _, shard_group in cuts_of(parameter) if shard_group.axis == axis), default=1
     )
 
 
 def cut_of(parameter: Tensor) -> Cut | None:
     """The cut of the whole parameter; None if it is whole. This rank may have only a part of that part."""
-    found = _cuts(parameter)
+    found = cuts_of(parameter)
     return found[0][0] if found else None
 
 
@@ -147,7 +148,7 @@ def full_tensor(parameter: Tensor, value: Tensor | None = None) -> Tensor:
     own = (parameter if value is None else value).detach()
     if own.shape != parameter.shape:
         return own
-    for how, shard_group in reversed(_cuts(parameter)):
+    for how, shard_group in reversed(cuts_of(parameter)):
         sizes = [sum(each) for each in zip(*how.sizes(shard_group.size), strict=True)]
         own = joined(shard_group.gather(own, how.dim, sizes), how)
     return own
@@ -163,7 +164,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
     Raises:
         UsageError: The tensor has another shape.
     """
-    found = _cuts(parameter)
+    found = cuts_of(parameter)
     if not found:
         return value
     if not can_cut(value, parameter):
@@ -179,7 +180,7 @@ def cut(value: Tensor, parameter: Tensor) -> Tensor:
 
 def can_cut(value: Tensor, parameter: Tensor) -> bool:
     """True if the value has the shape of the whole of a parameter that is cut, or of a part that was cut again."""
-    return any(tuple(value.shape) == how.shape for how, _ in _cuts(parameter))
+    return any(tuple(value.shape) == how.shape for how, _ in cuts_of(parameter))
 
 
 def cut_in_place(parameter: Any, how: Cut, shard_group: Holders) -> None:

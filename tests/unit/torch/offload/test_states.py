@@ -113,7 +113,7 @@ class Counting(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            group["step"] += 1
+            group["step"] = group.get("step", 0) + 1
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     held = self.state[parameter].setdefault("sum", torch.zeros_like(parameter))
@@ -134,9 +134,12 @@ class ByNorm(Counting):
                     parameter.sub_(parameter.grad / norm)
 
 
-def test_an_optimizer_that_counts_steps_in_its_groups_counts_each_once():
+@pytest.mark.parametrize("late", [False, True], ids=["from zero", "from its first step on"])
+def test_an_optimizer_that_counts_steps_in_its_groups_counts_each_once(late: bool):
     plain, own = net(), net()
     one, other = Counting(plain.parameters()), Counting(own.parameters())
+    for optimizer in (one, other) if late else ():
+        del optimizer.param_groups[0]["step"]
     train(plain, one.step, 3)
     train(own, OffloadedStates(other, CPU).step, 3)
     assert all(map(torch.equal, plain.parameters(), own.parameters()))
