@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.long import some_of
+from tests.long import one_day_in, some_of
 
 from .jobs import pass_checks
 from .whole_updates import CHECKS
 
-ALL = [*CHECKS]
+COPIES = "copies_of_16_bit_weights_are_updated_whole"
+"""Sets its layouts itself."""
+ALL = [name for name in CHECKS if name != COPIES]
 STEPS = [name for name in CHECKS if name.startswith("steps_are")]
 SAVES = [name for name in CHECKS if name.startswith("saves_go")]
 TENSORS, SHARES = {"tensor_parallel_degree": 2}, {"sharded_data_parallel_degree": 2}
@@ -39,3 +41,8 @@ def test_steps(layouts: list[tuple[int, int, dict[str, Any], list[str]]], tmp_pa
             "whole_updates.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
             env={"WEFT_SET": json.dumps(settings)}, timeout=900,
         )  # fmt: skip
+
+
+@one_day_in(3)
+def test_copies(tmp_path: Path) -> None:
+    pass_checks("whole_updates.py", [COPIES], 4, "--folder", str(tmp_path))

@@ -164,9 +164,9 @@ class DistributedOptimizer(Optimizer):
     @property
     def whole_updates(self) -> WholeUpdates | None:
         """The updates of parameters that are cut, where the optimizer looks at whole ones; None where none is cut."""
-        weights = {number: weight for number, weight in enumerate(self.weights()) if is_local(weight)}
+        weights = {number: each for number, each in enumerate(self.stepped_on()) if is_local(each[0])}
         if self._whole_updates is None:
-            if not any(map(is_cut, weights.values())) or not self._takes_whole_weights:
+            if not any(is_cut(weight) for weight, _ in weights.values()) or not self._takes_whole_weights:
                 return None
             self._whole_updates = WholeUpdates(self.optimizer)
         shares = self.shares
@@ -178,7 +178,7 @@ class DistributedOptimizer(Optimizer):
     @cached_property
     def _takes_whole_weights(self) -> bool:
         """True if the wrapped optimizer is given whole weights, where ranks have parts."""
-        return self.takes_whole and can_update_whole(self.optimizer)
+        return can_update_whole(self.optimizer)
 
     def held(self) -> list[bool]:
         """For each parameter by its number whether this rank takes part in its update."""
@@ -196,13 +196,14 @@ class DistributedOptimizer(Optimizer):
         """The numbers of the parameters of which one of the ranks that hold them has all of the state."""
         return self.whole_updates or ()
 
-    def saved(self) -> list[bool]:
-        """For each parameter by its number whether this rank saves its state, of all that have it."""
+    def saved(self, parts: bool = False) -> list[bool]:
+        """For each parameter by its number whether this rank saves its state, of all that have it. ``parts``: the same
+        for what ranks have the same parts of as of the parameter."""
         session = current.session()
         context, part = session.tensor.places
         replica, degree = session.position("rdp"), session.settings.sharded_data_parallel_degree
 
-        whole, shares = self.whole_states, self.shares
+        whole, shares = () if parts else self.whole_states, self.shares
 
         def first(number: int, weight: Tensor) -> bool:
             axes = axes_of(weight) if number in whole else set[str]()
@@ -210,8 +211,10 @@ class DistributedOptimizer(Optimizer):
             return here and not context and (not part or "tp" in axes)
 
         return [
-            mine and first(number, weight)
-            for number, (mine, weight) in enumerate(zip(self.mine(), self.weights(), strict=True))
+            kept and first(number, weight)
+            for number, (kept, weight) in enumerate(
+                zip(self.held() if parts else self.mine(), self.weights(), strict=True)
+            )
         ]
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -380,10 +383,10 @@ class DistributedOptimizer(Optimizer):
             weights, whole = self.weights(), self.whole_states
             with session.doing("the optimizer's state_dict()"):
                 entries = {
-                    n: entry
-                    if n in whole
-                    else {
-                        key: full_tensor(v, weights[n]) if isinstance(v, Tensor) else v
+                    n: {
+                        key: full_tensor(v, weights[n])
+                        if isinstance(v, Tensor) and (key == MASTERS or n not in whole)
+                        else v
                         for key, v in entry.items()
                     }
                     for n, entry in entries.items()
@@ -465,10 +468,8 @@ def _refuse_norms(optimizer: Optimizer) -> None:
             f"wrap it, optimizer = weft.DistributedOptimizer({name}(...)), which brings each weight to one rank for "
             "its update"
         )
-    elif getattr(optimizer, WRAPPED).takes_whole:
-        why = "updates several weights at once, by a norm or another measure of all of them"
     else:
-        why += ", and of its 32-bit copy (fp16, bf16)"
+        why = "updates several weights at once, by a norm or another measure of all of them"
     raise UsageError(
         f"{name} {why}, and ranks that split tensors or share parameters have parts: {advice}, or write "
         f'"{_setting_of_cuts()}": 1'

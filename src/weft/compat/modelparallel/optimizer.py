@@ -227,10 +227,10 @@ class MasterOptimizer(DistributedOptimizer):
         """Each 16-bit parameter that this rank updates, with its master; made from their values at the first use after
         the partition. Before it there are none."""
         if not self._pairs and self._waits_for() is None:
-            mine = iter(self.mine())
+            held = iter(self.held())
             for group in self.optimizer.param_groups:
                 for at, low in enumerate(group["params"]):
-                    if next(mine) and low.dtype in (torch.float16, torch.bfloat16):
+                    if next(held) and low.dtype in (torch.float16, torch.bfloat16):
                         master = nn.Parameter(low.detach().float().clone(), requires_grad=low.requires_grad)
                         master._weft_owner = low._weft_owner  # type: ignore[attr-defined]
                         master._weft_cut = low._weft_cut  # type: ignore[attr-defined]
@@ -259,11 +259,11 @@ class MasterOptimizer(DistributedOptimizer):
     def forget_remote(self) -> None:
         """Drop what this rank holds for parameters that it does not update."""
         super().forget_remote()
-        kept, mine = [], iter(self.mine())
+        kept, held = [], iter(self.held())
         pairs = {id(master): (low, master) for low, master in self._pairs}
         for group in self.optimizer.param_groups:
             for at, parameter in enumerate(group["params"]):
-                pair, keep = pairs.get(id(parameter)), next(mine)
+                pair, keep = pairs.get(id(parameter)), next(held)
                 if pair is not None and keep:
                     kept.append(pair)
                 elif pair is not None:
@@ -313,8 +313,8 @@ class MasterOptimizer(DistributedOptimizer):
         if self.shares is None:
             return super().clip_master_grads(max_norm)
         stepped = (p for group in self.param_groups for p in group["params"])
-        mine = list(compress(stepped, self.mine()))
-        return clip_along("world", mine, max_norm, counted=counted_once(session_of.session(), mine))
+        held = list(compress(stepped, self.held()))
+        return clip_along("world", held, max_norm, counted=counted_once(session_of.session(), held))
 
     def step(self, closure: Any = None) -> Any:
         """Update the masters and round them into the model, unless gradients overflowed."""

@@ -154,20 +154,24 @@ def add_optimizer(
     wrapped = isinstance(optimizer, DistributedOptimizer)
     first = session.position("rdp") == session.position("tp") == 0
     saved = optimizer.saved() if wrapped else [first] * len(flat)
+    copied = optimizer.saved(parts=True) if wrapped else saved
     whole = optimizer.whole_states if wrapped else ()
     state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
     here = pipeline_position(session)
     encoder = saved_values.encoder(part.tensors, f"{section}-{session.rank}")
     values: dict[str, Any] = {}
-    for index, entry in state_dict["state"].items():
+    for index, entry in sorted(state_dict["state"].items()):  # ranks gather in the same order
         name = flat[index]
         if owner_of(model, name) != here:
             continue
         weight = model.module.get_parameter(name)
         tensors = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
-        full = tensors if index in whole else {k: full_tensor(v, weight) for k, v in tensors.items()}
+        for key, value in tensors.items():
+            copy_ = key == MASTERS
+            full = full_tensor(value, weight) if copy_ or index not in whole else value
+            if copied[index] if copy_ else saved[index]:
+                part.tensors[f"{section}/{name}/{key}"] = full
         if saved[index]:
-            part.tensors |= {f"{section}/{name}/{key}": value for key, value in full.items()}
             values[name] = {
                 key: encoder.encode(value, f"the optimizer's {key} of {name}")
                 for key, value in entry.items()
@@ -314,15 +318,19 @@ def read_optimizer_state(
     content = torch_optimizer_of(optimizer).state_dict()
     content["state"] = {}
     wrapped = isinstance(optimizer, DistributedOptimizer)
-    mine = optimizer.mine() if wrapped else [True] * len(flat)
+    mine, held = (optimizer.mine(), optimizer.held()) if wrapped else ([True] * len(flat),) * 2
     whole = optimizer.whole_states if wrapped else ()
     for number, name in enumerate(flat):
-        if mine[number] and model.is_local(name) and (name in keys or name in values):
+        paths = keys.get(name, {})
+        if not mine[number]:  # a copy of a part may be here, and the state elsewhere
+            paths = {key: path for key, path in paths.items() if key == MASTERS and held[number]}
+        own = values.get(name, {}) if mine[number] else {}
+        if model.is_local(name) and (paths or (mine[number] and (name in keys or name in values))):
             weight = model.module.get_parameter(name)
-            entry = {key: read(path) for key, path in keys.get(name, {}).items()}
+            entry = {key: read(path) for key, path in paths.items()}
             if number not in whole:
                 entry = {key: like(value, weight) for key, value in entry.items()}
-            content["state"][number] = {**entry, **values.get(name, {})}
+            content["state"][number] = {**entry, **own}
     return content
 
 

@@ -92,15 +92,16 @@ class WholeUpdates:
         weight = self._weights.get(number)
         return number not in self._elsewhere if weight is None else weight.passes()
 
-    def extend(self, tensors: Mapping[int, Tensor], apart: Mapping[int, Any]) -> bool:
+    def extend(self, weights: Mapping[int, tuple[Tensor, Tensor]], apart: Mapping[int, Any]) -> bool:
         """Give each weight that was cut since the last call to an owner: the largest first, each to the rank with the
         least so far. True if there are such weights.
 
-        ``tensors``: the weights of this rank, by their numbers; ``apart``: of each, among which ones it is balanced.
+        ``weights``: those of this rank by their numbers, each with what the optimizer steps on; ``apart``: of each,
+        among which ones it is balanced.
         """
         new = False
-        for number, tensor in tensors.items():
-            cuts = cuts_of(tensor)
+        for number, (weight, tensor) in weights.items():
+            cuts = cuts_of(weight)
             if any(how.holder not in (None, holders.rank) for how, holders in cuts):
                 new |= number not in self._elsewhere
                 self._elsewhere[number] = tensor
@@ -114,6 +115,8 @@ class WholeUpdates:
                 among = apart.get(number), tensor.requires_grad
                 self._weights[number] = _Weight(number, tensor, size, parts, among, owner)
                 new = True
+            elif known is not None:
+                known.tensor = tensor
         if new:
             self._choose_owners()
         return new
