@@ -588,7 +588,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
         "tensor_parallel_degree": [1], "context_parallel_degree": [1], "sharded_data_parallel_degree": [1],
         "expert_parallel_degree": [1],
     },
-    "expert_parallel_degree": {"context_parallel_degree": [1], "shard_optimizer_state": [False]},
+    "expert_parallel_degree": {"context_parallel_degree": [1]},
     "rebalance": {
         "compile": [False], "deterministic": [False], "auto_partition": [True], "compression": [""],
         "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],

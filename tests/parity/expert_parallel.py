@@ -365,6 +365,19 @@ def experts_made_late_are_only_those_of_the_rank() -> None:
     job.compare()
 
 
+@CHECKS.check
+def an_optimizer_that_looks_at_whole_weights_updates_experts() -> None:
+    """Adafactor takes norms of a weight, and means of its rows and columns."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Layer(Mixture()), Layer(Routed(Stacked())))
+    job = Job(net, verify="off")
+    job.optimizer = weft.DistributedOptimizer(torch.optim.Adafactor(job.model.parameters(), lr=0.01))
+    job.plain = torch.optim.Adafactor(job.alone.parameters(), lr=0.01)
+    assert job.train() == pytest.approx(job.train_alone(), rel=1e-4)
+    assert job.shared() == ["0.mixture", "1.mixture.experts"]
+    torch.testing.assert_close(job.model.state_dict(), dict(job.alone.state_dict()), rtol=1e-4, atol=1e-5)
+
+
 class Chained(Mixture):
     """Each expert gets what the one before it has given."""
 

@@ -31,6 +31,9 @@ CASES: dict[str, Layouts] = {
     ],
     "several groups": [(4, 1, 2, {}, [STEPS, NORMS, SAVES, RANDOM]), (3, 1, 3, {}, [SAVES])],
     "tensor parallel": [(4, 1, 2, {"tensor_parallel_degree": 2}, [STEPS, NORMS, SAVES, LOADS])],
+    "states are sharded": [
+        (4, 2, 2, {"shard_optimizer_state": True}, [STEPS, NORMS, SAVES, LOADS]), (4, 1, 2, {}, [SAVES]),
+    ],
     "sharded": [
         (4, 2, 2, {"sharded_data_parallel_degree": 2}, [STEPS, NORMS, SAVES]), (4, 2, 2, BY_MICROBATCH, [STEPS, SAVES]),
         (4, 1, 2, {**BY_MICROBATCH, "sharded_data_parallel_degree": 4}, [STEPS, NORMS]),

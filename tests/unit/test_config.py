@@ -109,10 +109,6 @@ def test_ranks_that_split_tensors_make_one_copy():
             {"context_parallel_degree": 2},
             'write "context_parallel_degree": 1, or "expert_parallel_degree": 1',
         ),
-        (
-            {"shard_optimizer_state": True},
-            'write "shard_optimizer_state": false, or "expert_parallel_degree": 1',
-        ),
         ({"verify": "gradients"}, 'each replica has some experts only: write "verify": "losses"'),
         (
             {"sharded_data_parallel_degree": 3},

@@ -103,6 +103,8 @@ class DistributedModel(nn.Module):
         self.cut = False
         self.shared: SharedParameters | None = None
         self.experts: SharedExperts | None = None
+        self.expert_ids: frozenset[int] = frozenset()
+        """The parameters of experts that replicas share, by their ids."""
         self.context_group: ContextGroup | None = None
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self.plan: Any = None
@@ -286,6 +288,11 @@ class DistributedModel(nn.Module):
         self.plan = plan
         self.partitioned = True
         self.owners = {} if plan is None else plan.owners(self.module)
+        if plan is not None and plan.experts is not None:
+            from weft.torch.replicas.experts.apply import cuts_of_experts  # it loads DTensor
+
+            cuts = cuts_of_experts(self.module, Splits.from_record(plan.experts))
+            self.expert_ids = frozenset(id(self.module.get_parameter(name)) for name in cuts)
         for optimizer in self.optimizers:
             optimizer.forget_remote()
         session = current.session()

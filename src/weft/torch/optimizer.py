@@ -154,7 +154,8 @@ class DistributedOptimizer(Optimizer):
             self._shares = Shares(models[0].reducer.group, session.position("rdp"), session.mesh.rdp)
             self.forget_remote()  # some optimizers make all states at once
         parameters = self.weights()
-        self._shares.extend(parameters, [is_local(parameter) for parameter in parameters])
+        experts = {each for model in session.models for each in model.expert_ids}
+        self._shares.extend(parameters, [is_local(parameter) for parameter in parameters], experts)
         return self._shares
 
     def weights(self) -> list[Tensor]:
@@ -201,13 +202,14 @@ class DistributedOptimizer(Optimizer):
         for what ranks have the same parts of as of the parameter."""
         session = current.session()
         context, part = session.tensor.places
-        replica, degree = session.position("rdp"), session.settings.sharded_data_parallel_degree
+        replica, degree = session.position("rdp"), session.settings.replica_shards
 
         whole, shares = () if parts else self.whole_states, self.shares
 
         def first(number: int, weight: Tensor) -> bool:
             axes = axes_of(weight) if number in whole else set[str]()
-            here = shares is not None or not replica or ("rdp" in axes and replica < degree)
+            parts = "rdp" in axes_of(weight) and number not in whole  # gathered, on the first
+            here = (shares is not None and not parts) or not replica or ("rdp" in axes and replica < degree)
             return here and not context and (not part or "tp" in axes)
 
         return [
@@ -359,7 +361,7 @@ class DistributedOptimizer(Optimizer):
         settings = session.settings
         if session.pipeline is None or not self._takes_whole_weights:
             return set()
-        degrees = {"tp": settings.tensor_parallel_degree, "rdp": settings.sharded_data_parallel_degree}
+        degrees = {"tp": settings.tensor_parallel_degree, "rdp": settings.replica_shards}
         return {axis for axis, degree in degrees.items() if degree > 1}
 
     def _with_states(self, axis: str | None) -> dict[str, Any]:

@@ -14,9 +14,8 @@ def cannot(job: Job | None, division: Division) -> str:
     """Why weft cannot run a division of a job today; empty if it can. No job: that of a traced model."""
     if job is not None and job.quantized:
         return f"linears of {job.quantized} bits were not tried with weft"
-    if division.experts > 1 and (division.context > 1 or division.sharded == "optimizer"):
-        beside = "sharded optimizer states" if division.sharded == "optimizer" else "context parallelism"
-        return f"experts shared by replicas are not in weft beside {beside}"
+    if division.experts > 1 and division.context > 1:
+        return "experts shared by replicas are not in weft beside context parallelism"
     if division.context > 1 and division.tensor > 1 and division.along:
         return "tokens in parts between layers that are split, beside context parallelism, are not in weft"
     if division.context > 1 and division.sharded != "none":

@@ -135,7 +135,7 @@ class Answer:
             kept = UNKNOWN_MOMENTS * weight.nbytes if weight.trained else 0.0
             if measured:
                 kept = measured.get(weight.key, 0) * weight.share
-            states[weight.partition] += kept / self.state_replicas
+            states[weight.partition] += kept / (1 if weight.expert else self.state_replicas)
         parts = tuple(self._with(part, kept, at_once) for part, kept in zip(self.parts, states, strict=True))
         return replace(self, parts=parts)
 

@@ -14,7 +14,7 @@ import logging
 import math
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,22 +41,28 @@ class Shares:
         self.replicas = replicas
         self._group = group
         self._replica_of: list[int] = []
+        self._own: set[int] = set()
         self._load = {trains: [0] * replicas for trains in (True, False)}
 
-    def extend(self, parameters: Sequence[Tensor], local: Sequence[bool]) -> None:
+    def extend(
+        self, parameters: Sequence[Tensor], local: Sequence[bool], experts: Container[int] = ()
+    ) -> None:
         """Give each new parameter to a replica: the largest first, each to the replica with the least so far.
 
         All replicas decide alike, because names, sizes and order are the same; so do ranks that have parts of the
         parameters, by the sizes of the whole ones. Frozen parameters are balanced apart, so
         that nothing has to move when they are trained later. Parameters of other partitions (not ``local``) count for
-        nothing.
+        nothing; nor do ``experts``, by their ids, of which each replica has and updates its own.
         """
         known = len(self._replica_of)
         new = range(known, len(parameters))
         self._replica_of += [0] * len(new)
         sizes = {number: _numbers(parameters[number]) for number in new}
         for number in sorted(new, key=lambda n: (-sizes[n], n)):
-            if local[number]:
+            if id(parameters[number]) in experts:
+                self._replica_of[number] = self.replica
+                self._own.add(number)
+            elif local[number]:
                 load = self._load[parameters[number].requires_grad]
                 self._replica_of[number] = load.index(min(load))
                 load[self._replica_of[number]] += sizes[number]
@@ -72,7 +78,11 @@ class Shares:
     def exchange(self, parameters: dict[int, Tensor]) -> None:
         """Bring each parameter (by number) from the replica that updates it to all replicas; collective."""
         for replica in range(self.replicas):
-            mine = [p.detach() for number, p in parameters.items() if self._replica_of[number] == replica]
+            mine = [
+                parameter.detach()
+                for number, parameter in parameters.items()
+                if number not in self._own and self._replica_of[number] == replica
+            ]
             if mine:
                 broadcast_all(self._group, mine, BUCKET_BYTES, replica)
 

@@ -18,7 +18,8 @@ from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Splits
 from weft.torch.tensor_parallel.cuts import Cut, cut_in_place, is_cut
 from weft.torch.tensor_parallel.experts.expert_parallel import cuts_of_mixture, misfit_of_mixture
-from weft.torch.tensor_parallel.experts.sharded_experts import cuts_of_experts, misfit
+from weft.torch.tensor_parallel.experts.sharded_experts import cuts_of_experts as cuts_of_weights
+from weft.torch.tensor_parallel.experts.sharded_experts import misfit
 from weft.torch.tensor_parallel.splits import MIXTURE, Linear
 from weft.torch.tensors.cut_weights import guard
 from weft.torch.tensors.marks import CUT
@@ -45,16 +46,19 @@ def mark_experts(session: Session, root: nn.Module, splits: Splits, is_local: Ca
     if not splits.regions:
         return
     group = expert_group(session)
+    for name, how in cuts_of_experts(root, splits).items():
+        if is_local(name):
+            cut_in_place(root.get_parameter(name), how, group)
+
+
+def cuts_of_experts(root: nn.Module, splits: Splits) -> dict[str, Cut]:
+    """The cuts of all parameters of experts that replicas share, by name."""
+    found: dict[str, Cut] = {}
     for name, linear in splits.linears().items():
         module, prefix = root.get_submodule(name), f"{name}." if name else ""
-        for own, how in cuts_of_linear(module, linear).items():
-            if is_local(f"{prefix}{own}"):
-                cut_in_place(module.get_parameter(own), how, group)
-
-
-def cuts_of_linear(module: nn.Module, linear: Linear) -> dict[str, Cut]:
-    """The cuts of the experts' parameters, by name."""
-    return cuts_of_mixture(module, linear) if linear.kind == MIXTURE else cuts_of_experts(module, linear)
+        cuts = cuts_of_mixture(module, linear) if linear.kind == MIXTURE else cuts_of_weights(module, linear)
+        found |= {f"{prefix}{own}": how for own, how in cuts.items()}
+    return found
 
 
 def _group_of(root: nn.Module, splits: Splits) -> ExpertGroup | None:
