@@ -141,3 +141,38 @@ def test_other_tensors_than_in_the_first_microbatch_are_refused():
         UsageError, match="experts, whose experts replicas share, is called with other tensors"
     ):
         stands(flat, choices, torch.ones(2))
+
+
+class Counted(nn.Sequential):
+    """An expert that counts its rows in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH))
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += len(x)
+        return super().forward(x)
+
+
+class CountedStack(Stacked):
+    """The same for experts in one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, which: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        self.rows += len(x)
+        return super().forward(x, which, weights)
+
+
+def test_experts_that_write_buffers_stay_whole():
+    """Each replica's buffers would tell of its own experts alone."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Mixture(), Routed(CountedStack()))
+    net[0].experts = nn.ModuleList(Counted() for _ in range(4))
+    x = torch.randn(4, 9, WIDTH)
+    found = find(net, lambda: net(x), 2)
+    assert not found.linears()
+    assert found.whole == dict.fromkeys(("0", "1.experts"), "its experts write into buffers")

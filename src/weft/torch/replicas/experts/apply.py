@@ -88,7 +88,7 @@ class SharedExperts:
         _check(model.module, splits, degree)
         self._session = session
         self._group = _group_of(model.module, splits) or expert_group(session)
-        self._group.record = partial(record, session, "experts")
+        self._group.record = partial(record, session, "tensor")
         self._group.agree = self._agree
         others = ranks[self._group.rank :: degree]
         self._column = new_group(session, others, backend_of(session)) if len(others) > 1 else None
@@ -151,8 +151,9 @@ class SharedExperts:
                 continue
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            dist.all_reduce(weight.grad, group=self._column)
-            weight.grad /= dist.get_world_size(self._column)
+            total = weight.grad.to(self._group.device).contiguous()
+            dist.all_reduce(total, group=self._column)
+            weight.grad.copy_(total / dist.get_world_size(self._column))
 
 
 def _check(model: nn.Module, splits: Splits, degree: int) -> None:

@@ -30,7 +30,7 @@ class ExpertGroup(ShardingGroup):
 
     def __init__(self, group: Any, rank: int, size: int, device: torch.device = HOST) -> None:
         super().__init__(group, rank, size)
-        self._device = device
+        self.device = device
         self.record: Callable[[], AbstractContextManager[None]] = nullcontext
         self.agree: Callable[[str], None] = _agreed
 
@@ -43,12 +43,12 @@ class ExpertGroup(ShardingGroup):
 
     def all_gather_counts(self, counts: Sequence[int]) -> list[list[int]]:
         """For each rank its counts; all have as many."""
-        parts = super().gather(torch.tensor(counts, dtype=torch.int64, device=self._device), 0, [])
+        parts = super().gather(torch.tensor(counts, dtype=torch.int64, device=self.device), 0, [])
         return [part.tolist() for part in parts]
 
     def exchange_counts(self, counts: Sequence[int]) -> list[int]:
         """The numbers of rows that the ranks send to this one. ``counts``: those that this one sends to each."""
-        own = torch.tensor(counts, dtype=torch.int64, device=self._device)
+        own = torch.tensor(counts, dtype=torch.int64, device=self.device)
         return self.all_to_all(own.view(-1, 1), [1] * self.size, [1] * self.size).view(-1).tolist()
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -56,7 +56,7 @@ class ExpertGroup(ShardingGroup):
 
         ``rows``: what this one sends, that for the first rank first. ``sent``, ``received``: how many by rank.
         """
-        given = rows.to(self._device)
+        given = rows.to(self.device)
         found = given.new_empty((sum(received), *given.shape[1:]))
         with self.record():
             dist.all_to_all_single(found, given.contiguous(), [*received], [*sent], group=self.group)

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel.experts.equivalence import Bench, Call, Outcome, equal, in_mode
-from weft.torch.tensor_parallel.experts.find import by_rank, count_experts, find_experts, tries_of
+from weft.torch.tensor_parallel.experts.find import (
+    WRITES,
+    by_rank,
+    count_experts,
+    find_experts,
+    tries_of,
+    writes_buffers,
+)
 from weft.torch.tensor_parallel.experts.layout_trials import DROPOUTS, FAILS, under_autocast
 from weft.torch.tensor_parallel.experts.mixtures import find_mixtures, is_in
 from weft.torch.tensor_parallel.experts.sharded_experts import Own, having
@@ -137,6 +144,9 @@ def fitting_mixture(
 
     inside = [each for one in experts for each in module.get_submodule(one.name).modules()]
     with in_mode(False, [each for each in inside if isinstance(each, DROPOUTS)]):  # ranks draw other numbers
+        members = nn.ModuleList(module.get_submodule(each.name) for each in experts)
+        if writes_buffers(members, lambda: run(bench, alone)):
+            return WRITES
         for each in (bench, larger):
             expected, outcome = run(each, alone), run(each, shared)
             if expected is None:

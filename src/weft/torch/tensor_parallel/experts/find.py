@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.cuts import Cut, cut_by
 from weft.torch.tensor_parallel.splits import EXPERTS, OF_EXPERTS, ONCE, Linear, PartOf
 from weft.torch.tensors.pytree import map_tensors
@@ -27,6 +28,7 @@ from .mixtures import hooked_in, is_in, outline
 from .sharded_experts import Own, run_own
 from .sharded_experts import run as run_with
 
+WRITES = "its experts write into buffers"
 MADE = "its weights are made from others (parametrizations)"
 MOST_TRIED = 128
 _WHOLE = -2
@@ -245,12 +247,22 @@ def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
     return f"its parts on {size} ranks do not add up to what it computes{uneven}"
 
 
+def writes_buffers(module: nn.Module, run: Callable[[], Any]) -> bool:
+    """True if ``run`` writes into buffers of the module, of which each rank would write what its own experts tell."""
+    before = [(id(each), version(each)) for each in module.buffers()]
+    if before:
+        run()
+    return before != [(id(each), version(each)) for each in module.buffers()]
+
+
 def by_rank(
     module: nn.Module, tries: Tries, experts: int, size: int, agree: Agreement | None = None
 ) -> Linear | str:
     """Each rank has some of the experts. ``agree``: tells whether these ranks compute what one does."""
     if experts < size:
         return f"its {experts} experts are fewer than the {size} ranks"
+    if writes_buffers(module, lambda: tries[0][0].run(tries[0][0].weights, partial(run_with, module))):
+        return WRITES
     options = []
     for name in [*_stacks(module), *_others(module)]:
         value = module.get_parameter(name)
