@@ -367,6 +367,21 @@ def with_named(argument: Mapping[str, Any] | None, named: Mapping[str, Any]) -> 
     return {**(argument or {}), **named}
 
 
+def with_those_of(environ: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the environment's `WEFT_SET`, and `values` in place of these.
+
+    >>> with_those_of({"WEFT_SET": '{"partitions": 4, "microbatches": 8}'}, {"partitions": 2})
+    {'partitions': 2, 'microbatches': 8}
+
+    Raises:
+        ConfigError: `WEFT_SET` is no object.
+    """
+    faults: list[str] = []
+    before = _from_text("WEFT_SET", environ.get("WEFT_SET", ""), faults, may_be_path=False)
+    _raise(faults)
+    return {**before, **values}
+
+
 def written(environ: Mapping[str, str]) -> set[str]:
     """The names of the settings that the launch gives, by `WEFT_CONFIG` or `WEFT_SET`, right or wrong.
 

@@ -75,7 +75,9 @@ def main(options: argparse.Namespace) -> int:
     }  # fmt: skip
     given = {"WEFT_CONFIG": options.config} if options.config else {}
     if options.set:
-        given["WEFT_SET"] = json.dumps(config.parse_assignments(options.set))
+        given["WEFT_SET"] = json.dumps(
+            config.with_those_of(os.environ, config.parse_assignments(options.set))
+        )
     environ = {**os.environ, **given, **variables, **asked.to_environ()}
     container = {}
     if options.smdistributed:

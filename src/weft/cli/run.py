@@ -402,7 +402,7 @@ def _settings(options: argparse.Namespace, told: distribution.Distribution) -> d
         environ["WEFT_CONFIG"] = options.config
     environ |= told.settings()
     if values:
-        environ["WEFT_SET"] = json.dumps(values)
+        environ["WEFT_SET"] = json.dumps(config.with_those_of(os.environ, values))
     return environ
 
 

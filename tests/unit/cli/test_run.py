@@ -68,6 +68,16 @@ def test_settings_become_variables(jobs: list[Job], script: str):
     assert jobs[0].prefix == "all"
 
 
+def test_settings_of_the_environment_stay(
+    jobs: list[Job], script: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WEFT_SET", '{"partitions": 2, "microbatches": 4}')
+    main(["run", "-n", "4", "--record", str(tmp_path), "--set", "microbatches=8", script])
+    assert json.loads(jobs[0].environ["WEFT_SET"]) == {
+        "partitions": 2, "microbatches": 8, "record": str(tmp_path),
+    }  # fmt: skip
+
+
 def test_a_recording_goes_where_the_launcher_stands(jobs: list[Job], script: str, tmp_path, monkeypatch):
     """A script may change its directory, so its ranks are told the whole path."""
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,8 @@ This is stage 1 of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5.1), wit
 a flat tensor. So every optimizer of ``torch.optim`` computes the same as without sharding, also one that looks at a
 whole parameter (LAMB, Adafactor). See ``docs/design/sharding.md``.
 
-Ranks that have a part of a weight update that part alone: `updates_parts_alike` tries if an optimizer allows it.
+Ranks that have a part of a weight update that part alone: `updates_parts_alike` tries if an optimizer allows it. For
+others see ``whole_updates``.
 """
 
 from __future__ import annotations
