@@ -27,7 +27,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
+from tests import models
 from tests.parity.registry import Checks
+from tests.training import step_of
 from weft.errors import WeftError
 from weft.reduce.exchange import all_reduce_extreme
 
@@ -115,11 +117,7 @@ class Split(Alone):
             weft.DistributedOptimizer(made(parameters[n * each : (n + 1) * each]))
             for n, made in enumerate(kinds)
         ]
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> None:
-            model.backward(loss_of(model, x))
-
+        train = step_of(loss_of)
         self.train = train
 
     def backward(self, x: Tensor) -> None:
@@ -329,11 +327,7 @@ def an_optimizer_that_nobody_holds_does_not_count() -> None:
         del circle
         if weft.rank() == 0:
             gc.collect()
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> None:
-            model.backward(loss_of(model, x))
-
+        train = step_of(loss_of)
         train(model, batches()[0])
         optimizer.step()
         gc.enable()
@@ -518,15 +512,9 @@ class Kept(nn.Module):
         return x + y
 
 
-class Rounded(nn.Module):
+def rounded() -> nn.Module:
     """Layers whose result goes on in less precision, as logits of some models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = network()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x).float().double()
+    return models.Composed(lambda net, x: net.layers(x).float().double(), layers=network())
 
 
 KEPT: dict[str, Callable[[Any], Any]] = {
@@ -560,12 +548,7 @@ def what_layers_keep_is_read_by_the_step(what: str) -> None:
         def evaluate(model: Any, x: Tensor) -> Tensor:
             return model(x)
 
-        @weft.step
-        def train(model: Any, x: Tensor) -> Tensor:
-            loss = loss_with(model, model.module, x)
-            model.backward(loss)
-            return loss
-
+        train = step_of(lambda model, x: loss_with(model, model.module, x))
         if evaluates:
             with torch.no_grad():
                 evaluate(model.eval(), x)
@@ -658,12 +641,8 @@ def a_step_that_rounds_is_no_fault() -> None:
     """The proof of the first step measures by the least precise type, wherever it is."""
     for _, settings in layouts():
         weft.init({"microbatches": 2, "ddp": True, **settings})
-        model = weft.DistributedModel(Rounded())
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> None:
-            model.backward(loss_of(model, x))
-
+        model = weft.DistributedModel(rounded())
+        train = step_of(loss_of)
         train(model, batches()[0])
 
 
@@ -686,11 +665,7 @@ def penalties_on_weights_in_the_step(kind: str) -> None:
         weft.init({"microbatches": 2, "ddp": True, **settings})
         model = weft.DistributedModel(network())
         optimizer = weft.DistributedOptimizer(momentum(list(model.parameters())))
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> None:
-            model.backward(loss_of(model, x) + 0.01 * PENALTIES[kind](model.module))
-
+        train = step_of(lambda model, x: loss_of(model, x) + 0.01 * PENALTIES[kind](model.module))
         x = batches()[0]
         mine = x.tensor_split(weft.rdp_size())[weft.rdp_rank()]
         if layout in REFUSED or "tensors" in layout:
@@ -875,13 +850,7 @@ def copies_follow_the_cuts(kind: str) -> None:
             model.load_state_dict(net.state_dict())
         pairs = [(net, model), (copy.deepcopy(net), copy.deepcopy(model))]
         averages = [tuple(map(averaged, pairs[0]))]
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> Tensor:
-            loss = loss_of(model, x)
-            model.backward(loss)
-            return loss
-
+        train = step_of(loss_of)
         optimizers = {}
         for number, x in enumerate(batches()[:STEPS]):
             for alone, split in pairs:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.parity import in_parts
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
+from tests.training import step_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current
@@ -30,7 +30,7 @@ from weft.torch.tensor_parallel import is_cut
 from weft.transport.channel import Message
 
 CHECKS = Checks()
-CHECKS.given = given = in_parts.given
+given = CHECKS.given
 WIDTH = 12
 ATTENTION = ("self_attn.", "cross_attn.", "attn.", "SelfAttention.", "EncDecAttention.")
 Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -41,16 +41,6 @@ def microbatches(batch: dict[str, Tensor], count: int = 2) -> list[dict[str, Ten
         dict(zip(batch, part, strict=True))
         for part in zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)
     ]
-
-
-def step_of(loss_of: Loss) -> Any:
-    @weft.step
-    def step(model: nn.Module, **part: Tensor) -> Tensor:
-        loss = loss_of(model, part)
-        model.backward(loss)
-        return loss
-
-    return step
 
 
 def trained(
@@ -76,7 +66,7 @@ def trained(
         step = step_of(loss_of)
         optimizer.zero_grad()
         plain.zero_grad()
-        mine = step(model, **batch).reduce_mean().item()
+        mine = step(model, batch).reduce_mean().item()
         found = [loss_of(alone, part) for part in microbatches(batch)]
         loss = sum(found) / 2
         loss.backward()
@@ -151,7 +141,7 @@ def nothing_is_sent_for_a_cache_that_nobody_reads() -> None:
         total = sum(parameter.nbytes for parameter in net.parameters())
         model = weft.DistributedModel(net)
         step = step_of(plain_loss)
-        step(model, input_ids=ids, labels=ids)
+        step(model, {"input_ids": ids, "labels": ids})
         held = sum(parameter.nbytes for parameter in model.local_parameters())
         assert given.sequences or weft.tp_size() == 1 or held <= 0.55 * total / 2, held / total
         pipeline = current.session().pipeline
@@ -163,7 +153,7 @@ def nothing_is_sent_for_a_cache_that_nobody_reads() -> None:
             send(peer, message)
 
         pipeline.channel.send = count  # type: ignore[method-assign]
-        step(model, input_ids=ids, labels=ids)
+        step(model, {"input_ids": ids, "labels": ids})
         pipeline.channel.send = send  # type: ignore[method-assign]
         sent.append(sum(bytes_sent))
     assert sent[0] == sent[1] > 0, sent
@@ -376,10 +366,10 @@ def keys_that_were_not_sent_are_refused() -> None:
         layer.reach = False
     model = weft.DistributedModel(net)
     step = step_of(distance)
-    step(model, **samples(0))
+    step(model, samples(0))
     for layer in net.layers:
         layer.reach = layer.number > 1
-    step(model, **samples(1))
+    step(model, samples(1))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from tests.counted_costs import count_costs
 from tests.warm import Ranks
 from weft.checkpoint.find import look
@@ -83,33 +84,28 @@ def sources(place: Layout, kind: str) -> list[Layout]:
     return [other] if kind == "tied" else [own, other]
 
 
-class Block(nn.Module):
+class Block(models.Block):
+    """A block with a buffer."""
+
     def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
-        self.outer = nn.Linear(2 * WIDTH, WIDTH)
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(WIDTH, 2 * WIDTH, torch.tanh, rate=dropout)
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(self.outer(torch.tanh(self.inner(self.norm(x))))) * self.scale
+        return super().forward(x) * self.scale
 
 
-class Net(nn.Module):
+class Net(models.Chain):
+    """Blocks between two matrices, which are one if they are tied."""
+
     def __init__(self, dropout: float, tied: bool) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.blocks = nn.ModuleList(Block(dropout) for _ in range(BLOCKS))
-        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        super().__init__(BLOCKS, lambda: Block(dropout))
+        self.first, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         if tied:
             self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
+        return self.last(super().forward(self.first(x)))
 
 
 class Batches:

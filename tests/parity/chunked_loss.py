@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from tests.parity.registry import Checks
 from weft.torch.execution import chunked_loss
 from weft.torch.tensors import deferred_linear, deferred_logits
@@ -25,22 +26,14 @@ WORDS, WIDTH, LENGTH, STEPS = 300, 16, 12, 3
 Loss = Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
 
 
-class Net(nn.Module):
+class Net(models.Words):
     """Words in, logits out; with labels their loss, too, as Hugging Face's models have it."""
 
     def __init__(self, tied: bool = False) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
-        self.head = nn.Linear(WIDTH, WORDS, bias=not tied)
-        if tied:
-            self.head.weight = self.words.weight
+        super().__init__(WORDS, WIDTH, [models.Block(WIDTH) for _ in range(4)], tied)
 
     def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
-        x = self.words(ids)
-        for layer in self.layers:
-            x = x + layer(x)
-        logits = self.head(x)
+        logits = super().forward(ids)
         return logits if labels is None else (shifted(logits.double(), labels), logits)
 
 

@@ -196,6 +196,11 @@ class Comparison:
             for name in sorted(expected.state.keys() - actual.state.keys()):
                 self.fail("state_dict", f"{name}: missing")
 
+    def summary(self) -> dict[str, Any]:
+        """The largest difference, and where it is."""
+        group, (worst, name) = max(self.worst.items(), key=lambda item: item[1][0])
+        return {"worst": worst, "where": f"{group}: {name}"}
+
     def report(self, most: int = 12) -> str:
         """All that failed, by group, with at most `most` lines each."""
         lines = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from tests.parity.data_parallel_models import (
     Twice,
 )  # fmt: skip
 from tests.parity.registry import Checks
+from tests.training import step_of
 from weft.errors import DivergenceError, UsageError
 
 CHECKS = Checks()
@@ -128,11 +130,7 @@ def uneven(divide_by_all: bool) -> None:
     weft.init({"microbatches": 1})
     ddp = DistributedDataParallel(net.to(device()))
     model = weft.DistributedModel(other, bucket_cap_mb=TINY)
-
-    @weft.step(non_split_inputs=["step"])
-    def train_step(model: Any, x: Tensor, step: int) -> None:
-        model.backward(loss_of(model, x, step))
-
+    train_step = step_of(loss_of, non_split_inputs=["step"])
     for trained in (ddp, model):
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
         with trained.join(divide_by_initial_world_size=divide_by_all):
@@ -172,11 +170,7 @@ def hook() -> None:
     weft.init({"microbatches": 1})
     model = weft.DistributedModel(other, bucket_cap_mb=TINY)
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-
-    @weft.step(non_split_inputs=["step"])
-    def train_step(model: Any, x: Tensor, step: int) -> None:
-        model.backward(loss_of(model, x, step))
-
+    train_step = step_of(loss_of, non_split_inputs=["step"])
     for step, x in enumerate(inputs(net, 3)):
         for trained in (ddp, model):
             trained.zero_grad()
@@ -276,11 +270,7 @@ def gradients_that_somebody_holds() -> None:
     net = Plain()
     weft.init({"microbatches": 2})
     model = weft.DistributedModel(net, bucket_cap_mb=TINY)
-
-    @weft.step(non_split_inputs=["step"])
-    def train_step(model: Any, x: Tensor, step: int) -> None:
-        model.backward(loss_of(model, x, step))
-
+    train_step = step_of(loss_of, non_split_inputs=["step"])
     first, second, third = inputs(net, 3)
     for step, x in enumerate((first, second)):
         net.zero_grad()
@@ -312,11 +302,7 @@ def hooks_of_the_script() -> None:
         parameter.register_post_accumulate_grad_hook(
             lambda p, number=number: seen.update({number: p.grad.clone()})
         )
-
-    @weft.step
-    def train_step(model: Any, x: Tensor) -> None:
-        model.backward(loss_of(model, x, 0))
-
+    train_step = step_of(partial(loss_of, step=0))
     for x in inputs(net, 3):
         net.zero_grad()
         train_step(model, x)
@@ -355,11 +341,7 @@ def freezing() -> None:
     net = Plain()
     weft.init({"microbatches": 1})
     model = weft.DistributedModel(net, bucket_cap_mb=TINY)
-
-    @weft.step(non_split_inputs=["step"])
-    def train_step(model: Any, x: Tensor, step: int) -> None:
-        model.backward(loss_of(model, x, step))
-
+    train_step = step_of(loss_of, non_split_inputs=["step"])
     first = next(net.parameters())
     for step, x in enumerate(inputs(net, 4)):
         first.requires_grad_(step != 1)

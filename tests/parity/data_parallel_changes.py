@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
-from tests.parity.checks.changes import Adapter, descend
+from tests.models import Adapter
+from tests.parity.checks.changes import descend
 from tests.parity.compare import device
 from tests.parity.registry import Checks
+from tests.training import step_of
 from weft.errors import DivergenceError
 
 CHECKS = Checks()
@@ -42,11 +44,7 @@ def trained(change: Change, when: int, steps: int = 3, inside: bool = True, **op
     weft.init({"microbatches": 1})
     net = build().eval()
     model = weft.DistributedModel(net, **options)
-
-    @weft.step
-    def train_step(model: Any, x: Tensor) -> None:
-        model.backward(loss_of(model, x))
-
+    train_step = step_of(loss_of)
     for number, x in enumerate(batches(steps)):
         if number == when:
             torch.manual_seed(40 + weft.rank())

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import weft.torch as weft
 from tests.parity.compare import TOLERANCE, Comparison, copies, device, largest_of
+from tests.training import step_of
 
 STEPS = 8
 TINY = 0.001
@@ -59,13 +60,7 @@ def with_weft(
         options["backward_passes_per_step"] = accumulate
     model = weft.DistributedModel(net, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    @weft.step(non_split_inputs=["step"])
-    def train_step(model: Any, x: Tensor, step: int) -> Tensor:
-        loss = loss_of(model, x, step)
-        model.backward(loss)
-        return loss
-
+    train_step = step_of(loss_of, non_split_inputs=["step"])
     losses = []
     for step, x in enumerate(inputs(net, steps)):
         last = (step + 1) % accumulate == 0

@@ -11,6 +11,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,134 +19,57 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models, training
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH as WIDE
 from tests.parity.tensor_parallel_models import Routed, Stacked
+from tests.training import STEPS, made_late, next_rows, next_words, own_loss, sgd, squares, start, step_of
 from weft.errors import DivergenceError, PeerError, UsageError
-from weft.torch.delayed_parameters import materialise
-from weft.torch.replicas.full_tensors import full_tensor
-from weft.torch.session import current
 from weft.torch.tensor_parallel import axes_of, is_cut
 
 CHECKS = Checks()
-ROWS, WIDTH, STEPS, WORDS = 8, 12, 3, 211
+ROWS, WIDTH, WORDS = 8, 12, 211
 given = CHECKS.given
 
 
-class Block(nn.Module):
-    """Two linears that can be cut, between a norm and a sum, which cannot."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, 3 * WIDTH)
-        self.outer = nn.Linear(3 * WIDTH, WIDTH)
-        self.dropout = nn.Dropout(rate)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout(self.outer(torch.tanh(self.inner(self.norm(x)))))
-
-
-class Words(nn.Module):
-    """An embedding, blocks and scores for its words; their number is odd, so ranks have uneven parts of it."""
-
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH, padding_idx=3)
-        self.dropout = nn.Dropout(0.0)
-        self.blocks = nn.Sequential(*(Block(0.0) for _ in range(4)))
-        self.head = nn.Linear(WIDTH, WORDS, bias=not tied)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.blocks(self.dropout(self.embedding(words))))
+Block = partial(models.Block, WIDTH, 3 * WIDTH, torch.tanh)
+"""Two linears that can be cut, between a norm and a sum, which cannot."""
 
 
 def network(rate: float = 0.0) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block(rate) for _ in range(4)))
+    return nn.Sequential(*(Block(rate=rate) for _ in range(4)))
 
 
-def batch(number: int) -> Tensor:
-    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+def batch(number: int, *shape: int) -> Tensor:
+    return torch.randn(ROWS, *(shape or (WIDTH,)), generator=torch.Generator().manual_seed(number))
 
 
 BY_HAND: list[tuple[Any, Any]] = [("column", "row"), ("column", False), ("row", "column"), ("row", "row")]
 """What the script says of the linears of each block."""
 
 
-class Job:
-    """A model and what trains it; and the same in one process, on all samples."""
+class Job(training.Job):
+    """Blocks that are cut over ranks, and the same in one process."""
+
+    loss_of = staticmethod(next_rows)
 
     def __init__(
         self, rate: float = 0.0, places: bool = True, by_hand: bool = False, **settings: Any
     ) -> None:
-        gc.collect()
         placed = {"auto_partition": False, "default_partition": 0} if places else {}
-        weft.init({"partitions": given.partitions, "microbatches": 2, **placed, **settings})
+        start(partitions=given.partitions, **placed, **settings)
         net = network(rate)
         for block, words in zip(net, BY_HAND if by_hand else (), strict=False):
-            weft.set_tensor_parallelism(block.get_submodule("inner"), words[0])
-            weft.set_tensor_parallelism(block.get_submodule("outer"), words[1])
-        self.alone = copy.deepcopy(net)
+            weft.set_tensor_parallelism(block.get_submodule("up"), words[0])
+            weft.set_tensor_parallelism(block.get_submodule("down"), words[1])
+        alone = copy.deepcopy(net)
         for number in range(4) if places else ():
             weft.set_partition(net[number], number * given.partitions // 4)
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
-        self.steps = 0
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor) -> Tensor:
-            loss = (model(x) - x.roll(1, 1)).square().mean()
-            model.backward(loss)
-            return loss
-
-        self.step = step
-
-    def train(self, steps: int = STEPS, max_norm: float = 1e9) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            mine = self.batch(self.steps).chunk(weft.rdp_size())[weft.rdp_rank()]
-            self.optimizer.zero_grad()
-            losses.append(self.step(self.model, mine).reduce_mean().item())
-            self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-            self.optimizer.step()
-            self.steps += 1
-        return losses
+        super().__init__(net, next_rows, alone=alone)
 
     def batch(self, number: int) -> Tensor:
         return batch(number)
-
-    def loss_alone(self, x: Tensor) -> Tensor:
-        """Of each sample."""
-        return (self.alone(x) - x.roll(1, 1)).square().mean(1)
-
-    def train_alone(self, steps: int = STEPS, max_norm: float = 1e9, first: int = 0) -> list[float]:
-        """On the samples of this rank's copy the losses, on all samples the gradients."""
-        losses = []
-        for number in range(first, first + steps):
-            self.plain.zero_grad()
-            each = self.loss_alone(self.batch(number))
-            each.mean().backward()
-            losses.append(each.chunk(weft.rdp_size())[weft.rdp_rank()].mean().item())
-            self.norm_alone = torch.nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm)
-            self.plain.step()
-        return losses
-
-    def compare(self) -> None:
-        """The whole states are those of one process.
-
-        Adam's moments tell most: where a gradient is small, its step makes 1e-6 of rounding of 1e-8.
-        """
-        torch.testing.assert_close(
-            self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-5
-        )
-        mine, theirs = self.optimizer.state_dict(), self.plain.state_dict()
-        assert mine["state"].keys() == theirs["state"].keys()
-        for number, state in theirs["state"].items():
-            torch.testing.assert_close(mine["state"][number], state, rtol=1e-4, atol=1e-7)
 
     def cut(self) -> list[str]:
         """The weights that ranks have split, which replicas may share besides."""
@@ -157,9 +81,8 @@ class Job:
 def steps_give_the_weights_and_states_of_one_process() -> None:
     for pipeline in ("1f1b", "gpipe", "zb_h1"):
         job = Job(pipeline=pipeline)
-        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-        assert len(job.cut()) == 3 * 4 // given.partitions  # inner weight and bias, outer weight
-        job.compare()
+        job.trains_as_one_process()
+        assert len(job.cut()) == 3 * 4 // given.partitions  # up with its bias, and down
 
 
 @CHECKS.check
@@ -192,21 +115,18 @@ def a_parameter_that_the_forward_pass_writes_is_written_by_the_step_alone() -> N
 @CHECKS.check
 def linears_are_cut_as_the_script_says() -> None:
     expected = {
-        "0.inner.weight", "0.inner.bias", "0.outer.weight", "1.inner.weight", "1.inner.bias", "2.inner.weight",
-        "2.outer.weight", "2.outer.bias", "3.inner.weight", "3.outer.weight",
+        "0.up.weight", "0.up.bias", "0.down.weight", "1.up.weight", "1.up.bias", "2.up.weight",
+        "2.down.weight", "2.down.bias", "3.up.weight", "3.down.weight",
     }  # fmt: skip
     for sequence in (False, True):
         job = Job(by_hand=True, verify="gradients", sequence_parallel=sequence)
-        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        job.trains_as_one_process()
         mine = {name.removeprefix("module.") for name in job.cut()}
         assert mine == {name for name in expected if job.model.is_local(name)}
         assert 3 <= len(mine) <= 10
-        job.compare()
         notes = job.model.plan.tensors["notes"]
-        assert notes["1.inner"] == "as the script says, all-gathered"
-        assert notes["3.outer"].startswith(
-            "as the script says" + ", reduce-scattered along tokens" * sequence
-        )
+        assert notes["1.up"] == "as the script says, all-gathered"
+        assert notes["3.down"].startswith("as the script says" + ", reduce-scattered along tokens" * sequence)
     folder = given.folder / "by_hand"
     weft.save_checkpoint(folder, "three", model=job.model, optimizer=job.optimizer)
     state = copy.deepcopy(job.model.state_dict())
@@ -224,12 +144,7 @@ def what_cannot_be_cut_as_the_script_says_is_an_error() -> None:
     net = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH + 1), nn.Linear(2 * WIDTH + 1, WIDTH))
     weft.set_tensor_parallelism(net[0], "column")
     model = weft.DistributedModel(net)
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> None:
-        model.backward(model(x).square().mean())
-
-    step(model, batch(0))
+    step_of(squares)(model, batch(0))
 
 
 @CHECKS.check
@@ -238,7 +153,7 @@ def a_rank_holds_its_part_of_weights_and_states() -> None:
     job.train(1)
     ranks = weft.tp_size() * given.partitions
     cut = 4 * (2 * 3 * WIDTH * WIDTH + 3 * WIDTH) / ranks
-    kept = 4 * 3 * WIDTH / given.partitions  # the norms, and the outer biases
+    kept = 4 * 3 * WIDTH / given.partitions  # the norms, and the biases of down
     assert sum(p.numel() for p in job.model.local_parameters()) == cut + kept
     states = [s for entry in job.optimizer.optimizer.state.values() for s in entry.values()]
     assert sum(s.numel() for s in states if s.dim()) == 2 * (cut + kept)
@@ -247,12 +162,7 @@ def a_rank_holds_its_part_of_weights_and_states() -> None:
 @CHECKS.check
 def norms_are_those_of_the_whole_model() -> None:
     job = Job()
-    assert job.train(2, max_norm=0.05) == pytest.approx(job.train_alone(2, max_norm=0.05), rel=1e-5)
-    assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
-    job.compare()
-    mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
-    total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
-    assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+    job.clips_as_one_process()
 
 
 @CHECKS.check
@@ -273,10 +183,8 @@ def a_whole_state_is_loaded_into_parts() -> None:
     other.steps = job.steps
     assert other.train(1) == pytest.approx(job.train(1), rel=1e-6)
     torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
-    with pytest.raises(
-        UsageError, match=r"0\.inner\.weight has the shape \[3, 3\], the model needs \[36, 12\]"
-    ):
-        job.model.load_state_dict({**state, "0.inner.weight": torch.zeros(3, 3)})
+    with pytest.raises(UsageError, match=r"0\.up\.weight has the shape \[3, 3\], the model needs \[36, 12\]"):
+        job.model.load_state_dict({**state, "0.up.weight": torch.zeros(3, 3)})
 
 
 @CHECKS.check
@@ -326,31 +234,26 @@ def ranks_bring_samples_of_their_own() -> None:
 def weights_that_a_step_reads_itself_must_be_whole() -> None:
     job = Job(verify="off")
 
-    @weft.step
     def penalised(model: nn.Module, x: Tensor) -> Tensor:
-        loss = (model(x) - x.roll(1, 1)).square().mean() + 0.1 * job.model.module[
-            0
-        ].inner.weight.square().sum()
-        model.backward(loss)
-        return loss
+        return next_rows(model, x) + 0.1 * job.model.module[0].up.weight.square().sum()
 
     with pytest.raises(
         UsageError, match=r"set_tensor_parallelism\(module, False\)|lost its connection|failed"
     ):
-        penalised(job.model, batch(0))
+        step_of(penalised)(job.model, batch(0))
 
 
-class Reading(Block):
+class Reading(models.Block):
     """In evaluation it takes a matrix that is its linear's, which no run in training shows."""
 
     def __init__(self) -> None:
-        super().__init__(0.0)
+        super().__init__(WIDTH, 3 * WIDTH, torch.tanh)
         self.read: Callable[[Reading], object] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         for weight in (
-            self.inner.weight,
-            next(self.inner.parameters()),
+            self.up.weight,
+            next(self.up.parameters()),
         ):  # what is the same for a part may be asked
             assert (weight.dtype, weight.device, weight.dim(), weight.requires_grad) == (
                 x.dtype,
@@ -364,18 +267,18 @@ class Reading(Block):
 
 
 READS: list[Callable[[Reading], object]] = [
-    lambda block: block.inner.weight.square().sum(),
-    lambda block: block.inner.bias + 1,
-    lambda block: block.outer.weight.T,
-    lambda block: block.inner.weight.shape,
-    lambda block: len(block.inner.weight),
-    lambda block: block.inner.weight.nbytes,
-    lambda block: torch.numel(block.inner.weight),
-    lambda block: block.inner.weight.grad,
-    lambda block: torch.cat([block.inner.weight]),
+    lambda block: block.up.weight.square().sum(),
+    lambda block: block.up.bias + 1,
+    lambda block: block.down.weight.T,
+    lambda block: block.up.weight.shape,
+    lambda block: len(block.up.weight),
+    lambda block: block.up.weight.nbytes,
+    lambda block: torch.numel(block.up.weight),
+    lambda block: block.up.weight.grad,
+    lambda block: torch.cat([block.up.weight]),
     lambda block: sum(weight.square().sum() for weight in block.parameters()),
     lambda block: [buffer.norm() for buffer in block.state_dict().values()],
-    lambda block: block.inner.get_parameter("weight").detach(),
+    lambda block: block.up.get_parameter("weight").detach(),
 ]
 
 
@@ -393,8 +296,8 @@ def weights_that_another_module_reads_must_be_whole() -> None:
         return loss
 
     step(model, batch(0))
-    assert block.inner.weight is dict(model.module.named_parameters())["0.inner.weight"]
-    assert block.inner.weight.shape[0] == 3 * WIDTH // weft.tp_size()
+    assert block.up.weight is dict(model.module.named_parameters())["0.up.weight"]
+    assert block.up.weight.shape[0] == 3 * WIDTH // weft.tp_size()
 
     def read_all(block: Reading) -> None:
         for read in READS:
@@ -415,56 +318,20 @@ def weights_that_another_module_reads_must_be_whole() -> None:
 
 @CHECKS.check
 def saves_go_to_other_layouts() -> None:
-    """The first layout saves, and trains on; all others go on from there as it did."""
-    folder = given.folder / "saves"
-    job = Job()
-    if not (folder / "newest").exists():
-        job.train(2)
-        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-        weft.save_checkpoint(given.folder / "full", "two", partial=False, model=job.model)
-        after = job.train(2)
-        after = after if weft.rdp_size() == 1 else []  # of all samples
-        torch.save([after, job.model.state_dict()], given.folder / f"after-{weft.rank()}.pt")
-        return
-    weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-    job.steps = 2
-    losses = job.train(2)
-    expected, state = torch.load(given.folder / "after-0.pt")
-    if weft.rdp_size() == 1 and expected:
-        assert losses == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(job.model.state_dict(), state, rtol=1e-5, atol=1e-6)
-    full = torch.load(given.folder / "full" / "two")
-    assert {name: value.shape for name, value in full.items()} == {n: v.shape for n, v in state.items()}
+    Job().goes_to_other_layouts(given.folder / "saves")
 
 
-class WordsJob(Job):
-    """A model of words, and its optimizer; ``tied``: its embedding and its scores share one weight."""
+class WordsJob(training.Job):
+    """A model of words, whose number is odd, so that ranks have uneven parts of it."""
 
     def __init__(self, tied: bool, **settings: Any) -> None:
-        gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
+        start(partitions=given.partitions, **settings)
         torch.manual_seed(0)
-        net = Words(tied)
-        self.alone = copy.deepcopy(net)
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01)
-        self.steps = 0
-
-        @weft.step
-        def step(model: nn.Module, words: Tensor) -> Tensor:
-            loss = loss_of_words(model(words), words)
-            model.backward(loss)
-            return loss
-
-        self.step = step
+        blocks = [nn.Dropout(0.0), *(Block(rate=0.0) for _ in range(4))]
+        super().__init__(models.Words(WORDS, WIDTH, blocks, tied, padding_idx=3), next_words)
 
     def batch(self, number: int) -> Tensor:
         return words_of(number)
-
-    def loss_alone(self, words: Tensor) -> Tensor:
-        """Of each sample; all have as many words."""
-        return torch.stack([loss_of_words(self.alone(each), each) for each in words.split(1)])
 
 
 def words_of(number: int) -> Tensor:
@@ -473,26 +340,18 @@ def words_of(number: int) -> Tensor:
     return words
 
 
-def loss_of_words(scores: Tensor, words: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten())
-
-
 @CHECKS.check
 def vocabularies_are_cut() -> None:
     for tied in (False, True):
         job = WordsJob(tied, verify="gradients")
-        assert job.train(max_norm=0.05) == pytest.approx(job.train_alone(max_norm=0.05), rel=1e-5)
-        assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
-        job.compare()
+        job.trains_as_one_process(max_norm=0.05)
         mine = dict(job.model.local_named_parameters())
         rows = [WORDS // weft.tp_size() + (weft.tp_rank() < WORDS % weft.tp_size())]
         found = [
-            list(mine[name].shape)[:1] for name in mine if name.endswith(("embedding.weight", "head.weight"))
+            list(mine[name].shape)[:1] for name in mine if name.endswith(("embed.weight", "head.weight"))
         ]
         assert all(each == rows for each in found) and (found or given.partitions > 1), (found, rows)
-        for name, parameter in mine.items():
-            expected = job.alone.get_parameter(name.removeprefix("module.")).grad
-            torch.testing.assert_close(full_tensor(parameter.grad, parameter), expected, rtol=1e-4, atol=1e-7)
+        job.compare_gradients()
 
 
 @CHECKS.check
@@ -508,13 +367,7 @@ def a_transformer_is_halved() -> None:
     total = sum(parameter.nbytes for parameter in net.parameters())
     model = weft.DistributedModel(net)
     optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-
-    @weft.step
-    def step(model: nn.Module, words: Tensor) -> Tensor:
-        loss = model(words, labels=words).loss
-        model.backward(loss)
-        return loss
-
+    step = step_of(own_loss)
     step(model, torch.randint(0, config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)))
     optimizer.step()
     held = sum(parameter.nbytes for parameter in model.local_parameters())
@@ -534,23 +387,12 @@ def a_transformer_is_made_late() -> None:
         vocab_size=600, hidden_size=32, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, pad_token_id=0, use_cache=False,
     )  # fmt: skip
-    nets = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        with weft.delay_param_initialization():
-            nets.append(transformers.MixtralForCausalLM(config))
-        nets[-1].set_experts_implementation("batched_mm")
-    net, alone = nets
-    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    net, alone = made_late(lambda: transformers.MixtralForCausalLM(config))
+    for each in (net, alone):
+        each.set_experts_implementation("batched_mm")
     assert net.model.layers[0].mlp.experts.gate_up_proj.is_meta
     model = weft.DistributedModel(net)
-
-    @weft.step
-    def step(model: nn.Module, words: Tensor) -> Tensor:
-        loss = model(words, labels=words).loss
-        model.backward(loss)
-        return loss
-
+    step = step_of(own_loss)
     words = torch.randint(1, 600, (4, 8), generator=torch.Generator().manual_seed(0))
     loss = step(model, words).reduce_mean().item()
     assert loss == pytest.approx(alone(words, labels=words).loss.item(), rel=1e-5)
@@ -562,18 +404,7 @@ def a_transformer_is_made_late() -> None:
 
 @CHECKS.check
 def vocabularies_go_to_other_layouts() -> None:
-    folder = given.folder / "words"
-    job = WordsJob(True)
-    if not (folder / "newest").exists():
-        job.train(2)
-        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-    else:
-        weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-        job.steps = 2
-    job.train_alone(2)
-    job.train(2)
-    job.train_alone(2, first=2)
-    job.compare()
+    WordsJob(True).goes_to_other_layouts(given.folder / "words")
 
 
 @CHECKS.check
@@ -623,12 +454,7 @@ def language_models_generate_in_and_outside_of_steps() -> None:
         weft.init({"partitions": given.partitions, "microbatches": 1})
         alone = copy.deepcopy(net).eval()
         model = weft.DistributedModel(net)
-
-        @weft.step
-        def step(model: nn.Module, words: Tensor) -> Tensor:
-            loss = model(input_ids=words, labels=words).loss
-            model.backward(loss)
-            return loss
+        step = step_of(own_loss)
 
         @weft.step
         def generated(model: Any, words: Tensor) -> Tensor:
@@ -659,11 +485,11 @@ def a_cut_module_that_a_step_calls_by_itself_is_refused() -> None:
     job.train(1)
 
     @weft.step
-    def inner_alone(model: Any, x: Tensor) -> Tensor:
-        return model.module[0].inner(x)
+    def up_alone(model: Any, x: Tensor) -> Tensor:
+        return model.module[0].up(x)
 
-    with pytest.raises(UsageError, match="0.inner is cut over ranks, and the step's code calls it by itself"):
-        inner_alone(job.model, batch(0))
+    with pytest.raises(UsageError, match="0.up is cut over ranks, and the step's code calls it by itself"):
+        up_alone(job.model, batch(0))
     torch.distributed.barrier()  # who ends first would end the other's step
 
 
@@ -671,44 +497,16 @@ def a_cut_module_that_a_step_calls_by_itself_is_refused() -> None:
 def experts_are_cut() -> None:
     for late in (False, True):
         inner, how = (160, "all") if late else (20, "")
-        weft.init({"partitions": given.partitions, "microbatches": 2})
-        nets = []
-        for _ in range(2):
-            torch.manual_seed(0)
-            with weft.delay_param_initialization(late):
-                nets.append(nn.Sequential(*(Experts(inner, how) for _ in range(4))))
-        net, alone = nets
+        start(partitions=given.partitions)
+        net, alone = made_late(lambda i=inner, h=how: nn.Sequential(*(Experts(i, h) for _ in range(4))), late)
         assert net.get_parameter("0.routed.experts.up").is_meta == late
-        if late:
-            materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
-        model = weft.DistributedModel(net)
-        optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        plain = torch.optim.SGD(alone.parameters(), lr=0.1)
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor) -> Tensor:
-            loss = (model(x) - x.roll(1, 1)).square().mean()
-            model.backward(loss)
-            return loss
-
-        for number in range(STEPS):
-            x = torch.randn(ROWS, 5, WIDE, generator=torch.Generator().manual_seed(number))
-            optimizer.zero_grad()
-            plain.zero_grad()
-            (alone(x) - x.roll(1, 1)).square().mean().backward()
-            step(model, x.chunk(weft.rdp_size())[weft.rdp_rank()])
-            for each in (model, alone):
-                torch.nn.utils.clip_grad_norm_(each.parameters(), 0.5)
-            optimizer.step()
-            plain.step()
-        mine = dict(model.local_named_parameters())
-        for name, parameter in mine.items():
+        job = training.Job(net, next_rows, sgd, lambda number: batch(number, 5, WIDE), alone=alone, atol=1e-6)
+        job.trains_as_one_process(max_norm=0.5)
+        for name, parameter in job.model.local_named_parameters():
             stacked = name.endswith((".up", ".down", ".up_bias"))
             assert is_cut(parameter) == stacked, name
             expected = alone.get_parameter(name.removeprefix("module."))
             assert parameter.numel() == expected.numel() / (weft.tp_size() if stacked else 1)
-        torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
-        gc.collect()
 
 
 class Late(nn.Module):
@@ -733,46 +531,20 @@ class Late(nn.Module):
 
 @CHECKS.check
 def parameters_made_late_become_parts() -> None:
-    weft.init({"partitions": given.partitions, "microbatches": 2})
-    torch.manual_seed(0)
-    with weft.delay_param_initialization():
-        alone = Late()
-    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    start(partitions=given.partitions)
+    _, alone = made_late(Late)
     torch.manual_seed(weft.rank())  # the first rank's numbers count
     with weft.delay_param_initialization():
         net = Late()
     assert net.up.weight.is_meta and net.places.is_meta
-    model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
-
-    @weft.step
-    def step(model: nn.Module, words: Tensor) -> Tensor:
-        loss = loss_of_words(model(words), words)
-        model.backward(loss)
-        return loss
-
-    for number in range(STEPS):
-        words = words_of(number)
-        for each in (optimizer, plain):
-            each.zero_grad()
-        expected = loss_of_words(alone(words), words)
-        expected.backward()
-        mine = words.chunk(weft.rdp_size())[weft.rdp_rank()]
-        loss = step(model, mine).reduce_mean().item()
-        assert weft.rdp_size() > 1 or loss == pytest.approx(expected.item(), rel=1e-5)
-        optimizer.step()
-        plain.step()
-    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=5e-6)
-    mine_cut = {
-        name
-        for name, parameter in model.local_named_parameters()
-        if is_cut(parameter) and parameter.dim() > 1
-    }
+    job = training.Job(net, next_words, sgd, words_of, alone=alone, atol=5e-6)
+    job.trains_as_one_process()
+    named = job.model.local_named_parameters()
+    mine_cut = {name for name, parameter in named if is_cut(parameter) and parameter.dim() > 1}
     assert mine_cut <= {"module.embedding.weight", "module.up.weight", "module.down.weight",
                         "module.again.0.weight", "module.again.2.weight"}  # fmt: skip
     assert mine_cut and (given.partitions > 1 or len(mine_cut) == 5)
-    assert not model.is_local("up.weight") or net.up.weight.marked
+    assert not job.model.is_local("up.weight") or net.up.weight.marked
 
 
 @CHECKS.check
@@ -787,14 +559,7 @@ def whole_gradients_come_from_all_ranks() -> None:
     job = Job()
     job.train(1)
     job.train_alone(1)
-    alone = dict(job.alone.named_parameters())
-    for name, parameter in job.model.local_named_parameters():
-        torch.testing.assert_close(
-            full_tensor(parameter.grad, parameter),
-            alone[name.removeprefix("module.")].grad,
-            rtol=1e-4,
-            atol=1e-7,
-        )
+    job.compare_gradients()
 
 
 if __name__ == "__main__":

@@ -134,6 +134,17 @@ def pass_checks(
     assert names and not missing, f"not passed on every rank: {missing}\n{done.stdout}"
 
 
+Layout = tuple[int, int, Mapping[str, Any], list[str]]
+"""Ranks, partitions, settings and checks."""
+
+
+def pass_layouts(script: str, layouts: Iterable[Layout], folder: Path, timeout: float = 400) -> None:
+    """Runs checks in each layout, a job after the other; what one has saved in the folder the next one finds."""
+    for ranks, partitions, settings, checks in layouts:
+        options = ["--folder", str(folder), "--partitions", str(partitions)]
+        pass_checks(script, checks, ranks, *options, env={"WEFT_SET": json.dumps(settings)}, timeout=timeout)
+
+
 def command(script: str, items: Sequence[str], ranks: int, partitions: int) -> list[str]:
     """The arguments of `weft` that start a worker of this folder."""
     return ["run", "-n", str(ranks), str(FOLDER / script), "--partitions", str(partitions), *items]

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from tests.counted_costs import count_costs
 from tests.parity.registry import Checks
+from tests.training import distance_from_one, step_of
 from weft.errors import UsageError
 from weft.profiler.reading import read_run
 from weft.torch.split import rebalance
@@ -34,16 +36,9 @@ SOON = 3
 """Ranks compare after so many steps here."""
 
 
-class Block(nn.Module):
-    def __init__(self, dropout: float = 0.25) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.inner = nn.Linear(WIDTH, 4 * WIDTH)
-        self.dropout = nn.Dropout(dropout)
-        self.outer = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(self.dropout(torch.tanh(self.inner(self.norm(x)))))
+class Block(models.Block):
+    def __init__(self, rate: float = 0.25) -> None:
+        super().__init__(WIDTH, 4 * WIDTH, torch.tanh, nn.BatchNorm1d, rate)
 
 
 def network(dropout: float = 0.25) -> nn.Sequential:
@@ -106,13 +101,7 @@ class Run:
         self.optimizer = weft.DistributedOptimizer(made(self.model.parameters()))
         self.losses: list[float] = []
         self.places: list[tuple[int, ...]] = []
-
-        @weft.step
-        def train(model: Any, x: Tensor) -> Tensor:
-            loss = (model(x) - 1).square().mean()
-            model.backward(loss)
-            return loss
-
+        train = step_of(distance_from_one)
         self.train = train
 
     def go(self, data: list[Tensor], after: Callable[[int], object] = lambda number: None) -> Run:
@@ -127,7 +116,7 @@ class Run:
     def place(self) -> tuple[int, ...]:
         """The partitions of the blocks, by a weight of each."""
         owners = self.model.owners.items()
-        return tuple(at for name, at in owners if name.endswith("inner.weight") or name.startswith("tables"))
+        return tuple(at for name, at in owners if name.endswith("up.weight") or name.startswith("tables"))
 
     def moves(self) -> int:
         return sum(one != other for one, other in zip(self.places, self.places[1:], strict=False))
@@ -176,7 +165,7 @@ def both(
 def training_goes_on_to_the_last_bit() -> None:
     moving, _ = both()
     assert sum(moving.places[-1]) < sum(moving.places[0])  # the second partition is slow
-    held = {name.split(".")[1] for name, _ in moving.model.local_named_parameters() if "inner" in name}
+    held = {name.split(".")[1] for name, _ in moving.model.local_named_parameters() if ".up." in name}
     assert held == {str(n) for n, at in enumerate(moving.places[-1]) if at == weft.pp_rank()}
     states = moving.optimizer.optimizer.state
     for parameter in moving.model.parameters():
@@ -417,12 +406,7 @@ def other_steps_between_do_not_count() -> None:
     def run(factor: float) -> Run:
         with slow(1.0, factor):
             made = Run()
-
-            @weft.step
-            def another(model: Any, x: Tensor) -> Tensor:
-                loss = (model(x + 1) + 1).square().mean()
-                model.backward(loss)
-                return loss
+            another = step_of(lambda model, x: (model(x + 1) + 1).square().mean())
 
             @weft.step
             def evaluate(model: Any, x: Tensor) -> Tensor:
@@ -513,7 +497,7 @@ class Odd(torch.optim.SGD):
 
 def view() -> nn.Module:
     net = network()
-    net[0].turned = net[0].inner.weight.detach().t()
+    net[0].turned = net[0].up.weight.detach().t()
     return net
 
 
@@ -548,7 +532,7 @@ def extra() -> nn.Module:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "outside": ({"made": Adamish}, "Adamish keeps tensors outside of its state"),
     "odd": ({"made": Odd}, "Odd keeps 'kept' of type tuple for a parameter"),
-    "view": ({"net": view}, "the attribute turned of 0 is a view of 0.inner.weight"),
+    "view": ({"net": view}, "the attribute turned of 0 is a view of 0.up.weight"),
     "extra": ({"net": extra}, "3 has an extra state"),
 }
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 
 WIDTH = 64
 
@@ -54,16 +55,11 @@ def blocks() -> tuple[nn.Module, Tensor]:
 
 
 def recurrent() -> tuple[nn.Module, Tensor]:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.GRU(32, 64, batch_first=True), nn.GRU(64, 64, batch_first=True)
-            self.head = nn.Linear(64, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.two(self.one(x)[0])[0])
-
-    return Last(), torch.randn(16, 24, 32)
+    net = models.Composed(
+        lambda net, x: net.head(net.two(net.one(x)[0])[0]),
+        one=nn.GRU(32, 64, batch_first=True), two=nn.GRU(64, 64, batch_first=True), head=nn.Linear(64, 8),
+    )  # fmt: skip
+    return net, torch.randn(16, 24, 32)
 
 
 def tied() -> tuple[nn.Module, Tensor]:

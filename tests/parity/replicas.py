@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.counted_costs import count_costs
+from tests.models import WIDTH, Chain
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
-from tests.parity.models import WIDTH, Chain
 
 STEPS, ROWS, MICROBATCHES = 3, 8, 2
 

@@ -20,8 +20,8 @@ from tests.parity.compare import TOLERANCE, Comparison, train_alone
 from tests.parity.context_parallel_models import ALL
 from tests.parity.run_tensor_parallel import MICROBATCHES, ROUGH, begin
 from tests.parity.run_tensor_parallel import found as found_splits
-from tests.parity.worker import BeforeSplit, arguments, work
-from tests.parity.zoo.case import STEPS, Case
+from tests.parity.worker import arguments, work
+from tests.parity.zoo.case import Case
 from weft.torch.context_parallel import Sequences
 from weft.torch.context_parallel.apply import cut_sequences
 from weft.torch.context_parallel.find import find
@@ -37,10 +37,9 @@ def found(net: nn.Module, case: Case, size: int, apart: Mapping[str, str]) -> Se
     """What rank 0 finds, told to all."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
-        batch = case.batch(0)
         before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
         dry = DryRun([net], Streams(torch.device("cpu")))
-        with dry.forward(lambda: case.loss(net(**batch, **case.options))) as run:
+        with dry.forward(lambda: case.loss_of(net, case.batch(0))) as run:
             told = [find(net, run, size, apart).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
@@ -78,17 +77,7 @@ def counted(calls: list[str]) -> Iterator[None]:
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     """Three steps alone, three steps on parts of sequences, and what differs."""
     case = ALL[name]
-    batches = [case.batch(step) for step in range(STEPS)]
-
-    def loss_of(model: Any, batch: dict[str, Any]) -> Any:
-        return case.loss(model(**batch, **case.options))
-
-    try:
-        net = case.build()
-        alone = copy.deepcopy(net)
-        expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
-    except Exception as broken:
-        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    net, expected = case.trained_alone(MICROBATCHES)
     ranks = dist.get_world_size()
     splits = found_splits(net, case, 2, "auto") if ranks == 4 else None  # two for weights, two for sequences
     apart = {} if splits is None else splits.apart()
@@ -106,18 +95,17 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
 
     def loss_in_a_step(model: Any, batch: dict[str, Any]) -> Any:
         with in_a_step():  # where parts may stay between layers
-            return loss_of(model, batch)
+            return case.loss_of(model, batch)
 
     heads: list[str] = []
     with counted(heads):
-        actual = train_alone(net, batches, loss_in_a_step, optimizer, MICROBATCHES)
+        actual = train_alone(net, case.batches(), loss_in_a_step, optimizer, MICROBATCHES)
     if splits is not None:
         expected.state = actual.state = {}
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
     comparison.record(actual, expected)
-    worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
-        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "cut": dict(sequences.regions),
+        **comparison.summary(), "cut": dict(sequences.regions),
         "whole": dict(sequences.whole), "order": sequences.order, "notes": dict(sequences.notes),
         "heads": heads,
     }  # fmt: skip

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 import weft.torch as weft
-from tests.parity.compare import Comparison, Record, train_alone
+from tests.parity.compare import Comparison, Record
 from tests.parity.split import train_split
 from tests.parity.worker import arguments, work
 from tests.parity.zoo import CASES
-from tests.parity.zoo.case import STEPS, Batch, Case
+from tests.parity.zoo.case import Batch
 from weft import schedule
 from weft.config import PIPELINES
 from weft.plan.option import Option
@@ -61,21 +61,10 @@ ITEMS = (
 )
 
 
-def loss_of(case: Case, model: Any, batch: Batch) -> Any:
-    """The case's loss."""
-    return case.loss(model(**batch, **case.options))
-
-
 @functools.lru_cache(1)
-def alone(name: str) -> tuple[torch.nn.Module, list[Batch], Record]:
-    """A case, untrained, its batches, and what one process makes of them."""
-    case = CASES[name]
-    net = case.build()
-    batches = [case.batch(step) for step in range(STEPS)]
-    trained = copy.deepcopy(net)
-    loss = functools.partial(loss_of, case)
-    optimizer = case.optimizer_for(trained.parameters())
-    return net, batches, train_alone(trained, batches, loss, optimizer, MICROBATCHES)
+def alone(name: str) -> tuple[torch.nn.Module, Record]:
+    """A case, untrained, and what one process makes of it."""
+    return CASES[name].trained_alone(MICROBATCHES)
 
 
 def written(partitions: int, microbatches: int) -> str:
@@ -109,7 +98,7 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
     """Some steps with one schedule."""
     name, _, pipeline = item.partition("/")
     pipeline, _, more = pipeline.partition("+")
-    net, batches, expected = alone(name)
+    net, expected = alone(name)
     replicas = weft.rdp_size()
     turn, pipeline = pipeline == "turn", pipeline.replace("turn", "list")
     settings = {"partitions": partitions, "microbatches": MICROBATCHES // replicas, "pipeline": pipeline}
@@ -123,10 +112,11 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
         settings["microbatches"] = "auto"
     weft.init(settings)
     case = CASES[name]
-    mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in batches]
-    loss = functools.partial(loss_of, case)
+    mine = [own_part(batch, weft.rdp_rank(), replicas) for batch in case.batches()]
     with patch.object(automatic, "options_for", only_a_turn) if turn else nullcontext():
-        actual = train_split(copy.deepcopy(net), mine, loss, case.optimizer_for, bucket_cap_mb=BUCKET_MIB)
+        actual = train_split(
+            copy.deepcopy(net), mine, case.loss_of, case.optimizer_for, bucket_cap_mb=BUCKET_MIB
+        )
     if replicas > 1:
         losses = torch.tensor(actual.losses)
         dist.all_reduce(losses, group=weft.get_rdp_process_group())
@@ -135,8 +125,7 @@ def run_item(item: str, partitions: int) -> tuple[str, dict[str, Any]]:
         actual.state = {}
     comparison = Comparison()
     comparison.record(actual, expected)
-    worst = max(comparison.worst.items(), key=lambda found: found[1][0])
-    return comparison.report(), {"worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}"}
+    return comparison.report(), comparison.summary()
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from torch import nn
 
 from tests.parity.compare import TOLERANCE, Comparison, train_alone
 from tests.parity.tensor_parallel_models import OWN
-from tests.parity.worker import BeforeSplit, arguments, work
+from tests.parity.worker import arguments, work
 from tests.parity.zoo import CASES
-from tests.parity.zoo.case import STEPS, Case
+from tests.parity.zoo.case import Case
 from weft.torch.session.random_streams import Streams
 from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.apply import split
@@ -51,11 +51,10 @@ def found(net: nn.Module, case: Case, size: int, experts: str) -> Splits:
     """What rank 0 finds, told to all."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
-        batch = case.batch(0)
         before = copy.deepcopy(net.state_dict())
         state = torch.get_rng_state()
         dry = DryRun([net], Streams(torch.device("cpu")))
-        with dry.forward(lambda: case.loss(net(**batch, **case.options))) as run:
+        with dry.forward(lambda: case.loss_of(net, case.batch(0))) as run:
             told = [find(net, run, size, experts=experts).to_record()]
         assert torch.equal(state, torch.get_rng_state()), "random numbers moved on"
         assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
@@ -66,17 +65,7 @@ def found(net: nn.Module, case: Case, size: int, experts: str) -> Splits:
 def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     """Three steps alone, three steps split, and what differs."""
     case = ALL[name]
-    batches = [case.batch(step) for step in range(STEPS)]
-
-    def loss_of(model: Any, batch: dict[str, Any]) -> Any:
-        return case.loss(model(**batch, **case.options))
-
-    try:
-        net = case.build()
-        alone = copy.deepcopy(net)
-        expected = train_alone(alone, batches, loss_of, case.optimizer_for(alone.parameters()), MICROBATCHES)
-    except Exception as broken:
-        raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
+    net, expected = case.trained_alone(MICROBATCHES)
     splits = found(net, case, ranks, "expert_parallel" if name.endswith(BY_RANK) else "auto")
     optimizer = case.optimizer_for(net.parameters())
     names = [
@@ -94,14 +83,13 @@ def run_case(name: str, ranks: int) -> tuple[str, dict[str, Any]]:
     before = sum(net.get_parameter(name).numel() for name in names)
     split(net, splits, dist.group.WORLD, dist.get_rank(), ranks, torch.device("cpu"))
     held = sum(net.get_parameter(name).numel() for name in names)
-    actual = train_alone(net, batches, loss_of, optimizer, MICROBATCHES)
+    actual = train_alone(net, case.batches(), case.loss_of, optimizer, MICROBATCHES)
     comparison = Comparison(ROUGH.get(name, TOLERANCE))
     expected.state = actual.state = {}
     comparison.record(actual, expected)
     assert all(is_cut(net.get_parameter(name)) for name in names)
-    worst = max(comparison.worst.items(), key=lambda item: item[1][0])
     more = {
-        "worst": worst[1][0], "where": f"{worst[0]}: {worst[1][1]}", "parts": held / before if before else None,
+        **comparison.summary(), "parts": held / before if before else None,
         "split": {name: how.kind for name, how in splits.linears().items()}, "whole": dict(splits.whole),
         "by_rank": [name for name, how in splits.linears().items() if how.by_rank()],
     }  # fmt: skip

@@ -11,6 +11,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,21 +21,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import weft.torch as weft
-from tests.parity import in_parts
+from tests import training
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
-from tests.parity.zoo.case import Case
+from tests.training import made_late, next_words, sgd, squares, start, step_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel import Sequences
 from weft.torch.context_parallel.apply import Region
-from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
-from weft.torch.tensor_parallel import is_cut
+from weft.torch.tensor_parallel import axes_of, is_cut
 from weft.torch.tensor_parallel.functions import Functions
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 
 CHECKS = Checks()
-CHECKS.given = given = in_parts.given
+given = CHECKS.given
 WIDTH, WORDS, LENGTH, HEADS = 12, 31, 9, 4
 
 
@@ -78,44 +78,29 @@ class Words(nn.Module):
         return self.head(self.norm(x))
 
 
-def loss_of(scores: Tensor, words: Tensor) -> Tensor:
-    return F.cross_entropy(scores[:, :-1].flatten(0, 1).float(), words[:, 1:].flatten())
+def words_of(number: int, length: int = 8) -> Tensor:
+    return torch.randint(0, WORDS, (8, length), generator=torch.Generator().manual_seed(number))
 
 
-class Job(in_parts.Job):
+class Job(training.Job):
     """A model of words, and the same in one process. Every length of a batch is another one."""
 
     def __init__(
         self, rate: float = 0.0, lengths: tuple[int, ...] = (8, 9, 7), places: int = 16,
         net: Callable[[], nn.Module] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 2, **settings})
+        start(partitions=given.partitions, **settings)
         torch.manual_seed(0)
-        net = Words(rate, places=places) if net is None else net()
         self.lengths = lengths
-        self.alone = copy.deepcopy(net)
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(
-            torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-4)
-        )
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01, eps=1e-4)
-        self.steps = 0
-
-        @weft.step
-        def step(model: nn.Module, words: Tensor) -> Tensor:
-            loss = loss_of(model(words), words)
-            model.backward(loss)
-            return loss
-
-        self.step = step
+        net = Words(rate, places=places) if net is None else net()
+        super().__init__(net, next_words, partial(torch.optim.AdamW, lr=0.01, eps=1e-4))
 
     def batch(self, number: int) -> Tensor:
-        length = self.lengths[number % len(self.lengths)]
-        return torch.randint(0, WORDS, (8, length), generator=torch.Generator().manual_seed(number))
+        return words_of(number, self.lengths[number % len(self.lengths)])
 
-    def loss_alone(self, words: Tensor) -> Tensor:
-        return torch.stack([loss_of(self.alone(each), each) for each in words.split(1)])
+    def cut(self) -> list[str]:
+        """The weights that ranks have split, which replicas may share besides."""
+        return [name for name, parameter in self.model.local_named_parameters() if "tp" in axes_of(parameter)]
 
     def regions(self) -> list[str]:
         return [n for n, m in self.model.module.named_modules() if isinstance(vars(m).get("forward"), Region)]
@@ -125,7 +110,7 @@ class Job(in_parts.Job):
 def steps_give_the_weights_and_states_of_one_process() -> None:
     for pipeline in ("1f1b", "gpipe", "zb_h1"):
         job = Job(pipeline=pipeline)
-        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
+        job.trains_as_one_process()
         if given.partitions == 1:
             split = current.session().settings.tensor_parallel_degree > 1
             assert job.regions() == [*(f"layers.{n}" for n in range(4)), *(["head"] if not split else [])]
@@ -133,18 +118,12 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
                 4 * 5 + 2 if split else 0
             )  # qkv, out, inner and its bias, outer; words, places
         assert job.regions()
-        job.compare()
 
 
 @CHECKS.check
 def norms_are_those_of_the_whole_model() -> None:
     job = Job(verify="gradients")
-    assert job.train(2, max_norm=0.05) == pytest.approx(job.train_alone(2, max_norm=0.05), rel=1e-5)
-    assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
-    job.compare()
-    mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
-    total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
-    assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+    job.clips_as_one_process()
 
 
 @CHECKS.check
@@ -164,8 +143,7 @@ def layers_may_be_checkpointed() -> None:
         job = Job(verify="gradients", **settings)
         for layer in job.model.module.layers:
             set_activation_checkpointing(layer)
-        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-        job.compare()
+        job.trains_as_one_process()
         assert job.regions()
 
 
@@ -173,13 +151,7 @@ def layers_may_be_checkpointed() -> None:
 def gradients_may_be_scaled() -> None:
     job = Job()
     scaler = weft.amp.GradScaler(init_scale=8.0)
-
-    @weft.step
-    def step(model: nn.Module, words: Tensor) -> Tensor:
-        loss = loss_of(model(words), words)
-        model.backward(scaler.scale(loss))
-        return loss
-
+    step = step_of(next_words, scaler)
     for number in range(2):
         job.optimizer.zero_grad()
         step(job.model, job.batch(number).chunk(weft.rdp_size())[weft.rdp_rank()])
@@ -192,8 +164,7 @@ def gradients_may_be_scaled() -> None:
 @CHECKS.check
 def sequences_that_are_too_short_are_whole() -> None:
     job = Job(lengths=(8, 2, 3))
-    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-    job.compare()
+    job.trains_as_one_process()
 
 
 @CHECKS.check
@@ -228,12 +199,7 @@ def layers_hold_their_part_of_what_the_backward_pass_needs() -> None:
 
     def held(degree: int) -> int:
         net = nn.Sequential(Counting(), Counting())
-        model = weft.DistributedModel(net)
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor) -> None:
-            model.backward(model(x).square().mean())
-
+        model, step = weft.DistributedModel(net), step_of(squares)
         x = torch.randn(2, 512, WIDTH, generator=torch.Generator().manual_seed(0))
         step(model, x)
         kept.clear()
@@ -403,8 +369,7 @@ def samples_and_heads_may_be_one_dimension() -> None:
         return words
 
     job = Job(net=net, verify="gradients")
-    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-    job.compare()
+    job.trains_as_one_process()
     assert job.regions()
 
 
@@ -470,65 +435,28 @@ def outside_of_steps_a_rank_computes_by_itself() -> None:
         words = job.batch(0)
         torch.testing.assert_close(job.model.module(words), job.alone(words), rtol=1e-5, atol=1e-6)
 
-    @weft.step
-    def evaluate(model: nn.Module, words: Tensor) -> Tensor:
-        return loss_of(model(words), words)
-
+    evaluate = weft.step(next_words)
     job.model.eval()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             words = job.batch(4)
             mine = evaluate(job.model, words).reduce_mean()
-            assert mine.item() == pytest.approx(loss_of(job.alone(words), words).item(), rel=1e-5)
+            assert mine.item() == pytest.approx(next_words(job.alone, words).item(), rel=1e-5)
 
 
 @CHECKS.check
 def parameters_may_be_made_late() -> None:
-    weft.init({"partitions": given.partitions, "microbatches": 2})
-    nets = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        with weft.delay_param_initialization():
-            nets.append(Words(0.0, width=96))
-    net, alone = nets
-    materialise(alone, lambda name: True, torch.device("cpu"), current.session().streams)
+    start(partitions=given.partitions)
+    net, alone = made_late(lambda: Words(0.0, width=96))
     assert net.layers[0].qkv.weight.is_meta
-    model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
-
-    @weft.step
-    def step(model: nn.Module, words: Tensor) -> Tensor:
-        loss = loss_of(model(words), words)
-        model.backward(loss)
-        return loss
-
-    for number in range(3):
-        words = torch.randint(0, WORDS, (8, 8), generator=torch.Generator().manual_seed(number))
-        optimizer.zero_grad()
-        plain.zero_grad()
-        step(model, words.chunk(weft.rdp_size())[weft.rdp_rank()])
-        loss_of(alone(words), words).backward()
-        optimizer.step()
-        plain.step()
+    job = training.Job(net, next_words, sgd, words_of, alone=alone, atol=1e-6)
+    job.trains_as_one_process()
     assert any(isinstance(vars(each).get("forward"), Region) for each in net.modules())
-    torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
 
 
 @CHECKS.check
 def saves_go_to_other_layouts() -> None:
-    folder = given.folder / "saves"
-    job = Job()
-    if not (folder / "newest").exists():
-        job.train(2)
-        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-    else:
-        weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-        job.steps = 2
-    job.train_alone(2)
-    job.train(2)
-    job.train_alone(2, first=2)
-    job.compare()
+    Job().goes_to_other_layouts(given.folder / "saves")
 
 
 def cut_between(named: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
@@ -536,16 +464,6 @@ def cut_between(named: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]
         dict(zip(named, each, strict=True))
         for each in zip(*(t.chunk(parts) for t in named.values()), strict=True)
     ]
-
-
-def step_of(case: Case) -> Any:
-    @weft.step
-    def step(model: nn.Module, **batch: Tensor) -> Tensor:
-        loss = case.loss(model(**batch))
-        model.backward(loss)
-        return loss
-
-    return step
 
 
 @CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")
@@ -560,17 +478,17 @@ def a_model_trains_as_in_one_process(name: str) -> None:
     optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
     plain = case.optimizer_for(alone.parameters())
 
-    step = step_of(case)
+    step = step_of(case.loss_of)
     for number in range(3):
         samples = case.batch(number)
         parts = cut_between(samples, 2 * weft.rdp_size())
-        losses = [case.loss(alone(**part)) / len(parts) for part in parts]
+        losses = [case.loss_of(alone, part) / len(parts) for part in parts]
         plain.zero_grad()
         for loss in losses:
             loss.backward()
         plain.step()
         optimizer.zero_grad()
-        mine = step(model, **cut_between(samples, weft.rdp_size())[weft.rdp_rank()])
+        mine = step(model, cut_between(samples, weft.rdp_size())[weft.rdp_rank()])
         optimizer.step()
         own = losses[2 * weft.rdp_rank() : 2 * weft.rdp_rank() + 2]
         assert mine.reduce_mean().item() == pytest.approx(
@@ -585,12 +503,7 @@ def a_model_trains_as_in_one_process(name: str) -> None:
 def models_without_sequences_are_refused() -> None:
     weft.init({"partitions": given.partitions, "microbatches": 2})
     model = weft.DistributedModel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> None:
-        model.backward(model(x).square().mean())
-
-    step(model, torch.ones(4, 4))
+    step_of(squares)(model, torch.ones(4, 4))
 
 
 if __name__ == "__main__":

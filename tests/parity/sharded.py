@@ -10,19 +10,21 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models, training
 from tests.parity.compare import TOLERANCE, Comparison
 from tests.parity.registry import Checks
-from tests.parity.shares import WIDTH, Block
+from tests.parity.shares import WIDTH
 from tests.parity.together import told
+from tests.training import STEPS, squares, start, step_of
 from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
@@ -30,63 +32,53 @@ from weft.torch.replicas.full_tensors import full_tensor, is_sharded, share_of
 from weft.torch.replicas.sharding.layers import blocks
 
 CHECKS = Checks()
-STEPS, ROWS, WORDS, CLIP = 3, 16, 11, 0.05
-DEGREES = (4, 2)
+ROWS, WORDS, CLIP = 16, 11, 0.05
 given = CHECKS.given
 
 
-class Net(nn.Module):
+class Net(models.Words):
     """Tied weights, frozen ones, a scalar, a buffer that the forward pass writes, and layers of a kind."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block(13) for _ in range(3))  # 13: no multiple of the ranks
+        super().__init__(
+            WORDS, WIDTH, [models.Block(WIDTH, 13) for _ in range(3)]
+        )  # 13: no multiple of the ranks
         self.scale = nn.Parameter(torch.ones(1))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.head.weight = self.words.weight
         self.register_buffer("calls", torch.zeros(()))
-        self.blocks[1].inner.requires_grad_(False)
+        self.blocks[1].up.requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, words: Tensor) -> Tensor:
         if self.training:
             self.calls += 1
-        x = self.words(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x * self.scale)
+        return self.head(self.body(words) * self.scale)
 
 
-def batch(step: int, whole_batch: bool = False) -> tuple[Tensor, Tensor]:
+def batch(step: int) -> tuple[Tensor, Tensor]:
     numbers = torch.Generator().manual_seed(step)
     x, y = torch.randint(WORDS, (2, ROWS, 3), generator=numbers)
-    return (x, y) if whole_batch else (x.chunk(weft.size())[weft.rank()], y.chunk(weft.size())[weft.rank()])
+    return x, y
 
 
 def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def optimizer_of(net: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    some = [*parameters]
     groups = [
-        {"params": [p for p in net.parameters() if p.dim() > 1]},
-        {"params": [p for p in net.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in some if p.dim() > 1]},
+        {"params": [p for p in some if p.dim() < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=0.02, eps=1e-3)
 
 
-class Job:
+class Job(training.Job):
+    """A model whose parameters as many ranks share as `degree` says."""
+
     def __init__(self, degree: int, **settings: Any) -> None:
-        gc.collect()
-        defaults = {
-            "partitions": 1,
-            "microbatches": 2,
-            "shard_optimizer_state": False,
-            "offload_activations": False,
-            "offload_optimizer": False,
-        }
-        weft.init({**defaults, "sharded_data_parallel_degree": degree, **settings})
+        defaults = {"shard_optimizer_state": False, "offload_activations": False, "offload_optimizer": False}
+        start(partitions=1, **{**defaults, "sharded_data_parallel_degree": degree, **settings})
         net = Net()
         if settings.get("offload_activations"):
             for block in net.blocks:
@@ -94,35 +86,10 @@ class Job:
         if weft.rank():
             with torch.no_grad():
                 net.scale.add_(1)  # a replica takes what the first one has
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(optimizer_of(self.model))
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.scaler = weft.amp.GradScaler("cpu", init_scale=64.0)
-        self.steps = 0
+        super().__init__(net, loss_of, optimizer_of, batch, alone=Net(), scale=64.0, decay=0.5)
 
-        @weft.step
-        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(model, x, y)
-            model.backward(self.scaler.scale(loss))
-            return loss
-
-        self.step = step
-
-    def train(self, steps: int, each: Callable[[int, float], None] = lambda *_: None) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            loss = self.step(self.model, *batch(self.steps)).reduce_mean().detach()
-            self.scaler.unscale_(self.optimizer)
-            norm = float(weft.clip_grad_norm_(self.model, CLIP))
-            each(self.steps, norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.scheduler.step()
-            self.steps += 1
-            dist.all_reduce(loss, group=weft.get_world_process_group())
-            losses.append(loss.item() / weft.size())
-        return losses
+    def clip(self, most: float) -> Any:
+        return weft.clip_grad_norm_(self.model, most)
 
 
 def named(net: nn.Module) -> dict[str, Tensor]:
@@ -137,27 +104,8 @@ def close(group: str, actual: dict[str, Any], expected: dict[str, Any]) -> None:
     assert comparison.ok and set(actual) == set(expected), comparison.report()
 
 
-def train_alone(steps: int) -> tuple[list[Any], dict[str, Tensor], list[float]]:
-    """One process: gradients and norm of every step, the parameters at the end, the losses."""
-    net = Net()
-    optimizer = optimizer_of(net)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    found, losses = [], []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(net, *batch(step, True))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP).item()
-        found.append(({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}, norm))
-        optimizer.step()
-        scheduler.step()
-        losses.append(loss.item())
-    return found, copy.deepcopy(named(net)), losses
-
-
 @CHECKS.check
 def trains_as_one_process() -> None:
-    expected, parameters, losses = train_alone(STEPS)
     numel = sum(p.numel() for p in Net().parameters())
     for degree, settings in ((4, {}), (2, {}), (2, {"offload_activations": True, "offload_optimizer": True})):
         job = Job(degree, **settings)
@@ -166,23 +114,21 @@ def trains_as_one_process() -> None:
             and len(blocks(Net())) == 3
             and all(is_sharded(p) for p in job.model.parameters())
         )
-
-        def each(step: int, norm: float, job: Job = job) -> None:
-            params = job.model.local_named_parameters()
+        for step in range(STEPS):
+            found, expected = job.train(1, CLIP), job.train_alone(1, CLIP, first=step)
+            assert found == pytest.approx(expected, rel=1e-5)
+            assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
+            params, alone = job.model.local_named_parameters(), job.alone.named_parameters()
             mine = {n.removeprefix("module."): full_tensor(p.grad) for n, p in params if p.grad is not None}
-            close(f"gradients of step {step}", mine, expected[step][0])
-            assert abs(norm - expected[step][1]) < 1e-5 * norm, (norm, expected[step][1])
-
-        found = job.train(STEPS, each)
-        assert all(abs(a - b) < 1e-5 * b for a, b in zip(found, losses, strict=True)), (found, losses)
-        close("parameters", named(job.model), parameters)
+            close(f"gradients of step {step}", mine, {n: p.grad for n, p in alone if p.grad is not None})
+        close("parameters", named(job.model), named(job.alone))
         held = [share_of(p).numel() for p in job.model.parameters()]
         assert sum(held) < 1.3 * numel / degree, (held, numel)
         states = [share_of(v).numel() for s in job.optimizer.state.values() for v in s.values()]
         assert sum(states) < 2.6 * numel / degree
         model = job.model.eval()
         with torch.no_grad():
-            model(batch(0)[0])
+            model(job.mine(0)[0])
         assert all(is_sharded(p) for p in model.parameters())
         state = model.state_dict()
         assert not any(is_sharded(value) for value in state.values())
@@ -194,13 +140,13 @@ def trains_as_one_process() -> None:
 @CHECKS.check
 def states_are_whole_and_plain() -> None:
     job = Job(2)
-    job.train(2)
+    job.train(2, CLIP)
     state, optimizer = copy.deepcopy(job.model.state_dict()), copy.deepcopy(job.optimizer.state_dict())
     partial = copy.deepcopy(job.optimizer.local_state_dict())
     local = copy.deepcopy(job.model.local_state_dict())
     assert job.model.state_dict(gather_to_rank0=True).keys() == (state.keys() if weft.rank() == 0 else set())
     rates = job.scheduler.state_dict()
-    expected = job.train(2)
+    expected = job.train(2, CLIP)
     del job
     for degree, model, saved in ((4, state, optimizer), (2, local, partial), (1, state, optimizer)):
         job = Job(degree)
@@ -208,8 +154,7 @@ def states_are_whole_and_plain() -> None:
         job.optimizer.load_state_dict(copy.deepcopy(saved))
         job.scheduler.load_state_dict(rates)
         job.steps = 2
-        losses = job.train(2)
-        assert all(abs(a - b) < 1e-5 * b for a, b in zip(losses, expected, strict=True)), (losses, expected)
+        assert job.train(2, CLIP) == pytest.approx(expected, rel=1e-5)
         del job
 
 
@@ -217,12 +162,12 @@ def states_are_whole_and_plain() -> None:
 def checkpoints_go_to_other_layouts() -> None:
     root = given.folder / "sharded"
     job = Job(2)
-    job.train(2)
+    job.train(2, CLIP)
     also = {"scheduler": job.scheduler}
     weft.save_checkpoint(root, "part", model=job.model, optimizer=job.optimizer, also=also)
     weft.save_checkpoint(root, "full", partial=False, model=job.model)
     parameters = named(job.model)
-    expected = job.train(2)
+    expected = job.train(2, CLIP)
     del job
     for degree, settings in ((2, {}), (4, {}), (1, {}), (1, {"shard_optimizer_state": True})):
         job = Job(degree, **settings)
@@ -230,8 +175,7 @@ def checkpoints_go_to_other_layouts() -> None:
             root, "part", model=job.model, optimizer=job.optimizer, also={"scheduler": job.scheduler}
         )
         job.steps = 2
-        losses = job.train(2)
-        assert all(abs(a - b) < 1e-5 * b for a, b in zip(losses, expected, strict=True)), (losses, expected)
+        assert job.train(2, CLIP) == pytest.approx(expected, rel=1e-5)
         if settings:
             weft.save_checkpoint(root, "shares", model=job.model, optimizer=job.optimizer)
         del job
@@ -273,12 +217,7 @@ def replicas_use_others(what: str) -> None:
     kind, text = OTHERS[what]
     gc.collect()
     weft.init({"sharded_data_parallel_degree": 4})
-    model = weft.DistributedModel(Choosing(kind))
-
-    @weft.step
-    def step(model: Any, x: Tensor) -> None:
-        model.backward(model(x).square().mean())
-
+    model, step = weft.DistributedModel(Choosing(kind)), step_of(squares)
     step(model, torch.ones(2, WIDTH))
     with told(DivergenceError, text):
         step(model, torch.full((2, WIDTH), weft.rank() % 2 - 0.5))
@@ -315,18 +254,13 @@ def scripts_in_16_bits() -> None:
         smp.init({"partitions": 1, "microbatches": 2, "bf16": True, "sdp_gradient_clipping": CLIP,
                   "shard_optimizer_state": False, "sharded_data_parallel_degree": degree})  # fmt: skip
         model = smp.DistributedModel(Net())
-        optimizer = smp.DistributedOptimizer(optimizer_of(model))
-
-        @smp.step
-        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(model, x, y)
-            model.backward(loss)
-            return loss
-
+        optimizer = smp.DistributedOptimizer(optimizer_of(model.parameters()))
+        step = step_of(loss_of)
         losses, norms = [], []
         for number in range(STEPS):
             optimizer.zero_grad()
-            losses.append(step(model, *batch(number)).reduce_mean().item())
+            mine = [each.chunk(weft.size())[weft.rank()] for each in batch(number)]
+            losses.append(step(model, *mine).reduce_mean().item())
             norm = optimizer.clip_master_grads(CLIP) if degree == 1 else None
             optimizer.step()
             norms.append(float(optimizer._global_grad_norm if norm is None else norm))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import gc
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,48 +18,36 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models, training
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import MICROBATCHES
+from tests.training import STEPS, start, step_of
 from weft.compat.modelparallel import interface as smp
 from weft.errors import UsageError
 from weft.torch.replicas.full_tensors import full_tensor
 from weft.torch.tensor_parallel import is_cut
 
 CHECKS = Checks()
-ROWS, WORDS, WIDTH, STEPS = 16, 22, 12, 3
+ROWS, WORDS, WIDTH = 16, 22, 12
 given = CHECKS.given
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, 13)  # its bias has no dim that sharers divide
-        self.outer = nn.Linear(13, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(torch.tanh(self.inner(self.norm(x))))
+Block = partial(models.Block, WIDTH, 13, torch.tanh)
+"""The bias between its linears has no dim that sharers divide."""
 
 
-class Net(nn.Module):
+class Net(models.Words):
     """A head tied to the words on another partition, frozen weights, a weight that code between units uses."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        super().__init__(WORDS, WIDTH, [Block() for _ in range(4)])
         self.scale = nn.Parameter(torch.ones(WIDTH))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        self.head.weight = self.words.weight
-        self.blocks[1].inner.requires_grad_(False)
+        self.blocks[1].up.requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.words(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x * self.scale)
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.body(words) * self.scale)
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
@@ -67,99 +56,30 @@ def batch(number: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+optimizer_of = partial(torch.optim.AdamW, lr=0.01, eps=1e-3)
+
+
 def loss_of(model: Any, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-class Job:
+class Job(training.Job):
     """A model and what trains it; and the same in one process, on all samples."""
 
     def __init__(self, late: bool = False, net: nn.Module | None = None, **settings: Any) -> None:
-        gc.collect()
-        weft.init({"partitions": given.partitions, "microbatches": 4, **settings})
-        net = Net() if net is None else net
-        self.alone = copy.deepcopy(net)
-        self.model = weft.DistributedModel(net)
-        self.scaler = weft.amp.GradScaler("cpu", init_scale=64.0)
-        self.optimizer: Any = None
-        if not late:
-            self.make_optimizer()
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.01, eps=1e-3)
-        self.steps = 0
-        self.norm = torch.zeros(())
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(model, x, y)
-            model.backward(self.scaler.scale(loss))
-            return loss
-
-        self.step = step
-
-    def make_optimizer(self) -> None:
-        self.optimizer = weft.DistributedOptimizer(
-            torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-3)
-        )
-
-    def forward_and_backward(self, number: int) -> float:
-        mine = [part.chunk(weft.rdp_size())[weft.rdp_rank()] for part in batch(number)]
-        return float(self.step(self.model, *mine).reduce_mean())
-
-    def train(self, steps: int = STEPS, max_norm: float = 1e9, adding_up: int = 1) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            if self.optimizer is not None:
-                self.optimizer.zero_grad()
-            losses += [self.forward_and_backward(self.steps + n) for n in range(adding_up)]
-            if self.optimizer is None:
-                self.make_optimizer()
-            self.scaler.unscale_(self.optimizer)
-            self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.steps += adding_up
-        return losses
-
-    def train_alone(self, steps: int = STEPS, max_norm: float = 1e9, adding_up: int = 1) -> list[float]:
-        """On the samples of this rank's replica the losses, on all samples the gradients."""
-        losses = []
-        for first in range(0, steps * adding_up, adding_up):
-            self.plain.zero_grad()
-            for number in range(first, first + adding_up):
-                x, y = batch(number)
-                with torch.no_grad():
-                    mine = [part.chunk(weft.rdp_size())[weft.rdp_rank()] for part in (x, y)]
-                    losses.append(loss_of(self.alone, *mine).item())
-                loss_of(self.alone, x, y).backward()
-            self.norm_alone = torch.nn.utils.clip_grad_norm_(self.alone.parameters(), max_norm)
-            self.plain.step()
-        return losses
+        start(**{"partitions": given.partitions, "microbatches": 4, **settings})
+        super().__init__(net or Net(), loss_of, optimizer_of, batch, late=late, scale=64.0, atol=1e-6)
 
     def compare(self) -> None:
-        """The gradients, and the whole states, are those of one process."""
-        alone = dict(self.alone.named_parameters())
-        for name, parameter in self.model.local_named_parameters():
-            if parameter.requires_grad:
-                found, expected = (
-                    full_tensor(parameter.grad, parameter),
-                    alone[name.removeprefix("module.")].grad,
-                )
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
-        torch.testing.assert_close(
-            self.model.state_dict(), dict(self.alone.state_dict()), rtol=1e-5, atol=1e-6
-        )
-        mine, theirs = self.optimizer.state_dict(), self.plain.state_dict()
-        assert mine["state"].keys() == theirs["state"].keys()
-        for number, state in theirs["state"].items():
-            torch.testing.assert_close(mine["state"][number], state, rtol=1e-4, atol=1e-7)
+        self.compare_gradients()
+        super().compare()
 
 
 @CHECKS.check
 def steps_give_the_weights_and_states_of_one_process() -> None:
     for pipeline in ("1f1b", "gpipe", "zb_h1", "auto"):
         job = Job(pipeline=pipeline)
-        assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-        job.compare()
+        job.trains_as_one_process()
 
 
 @CHECKS.check
@@ -185,12 +105,7 @@ def a_rank_holds_its_share() -> None:
 @CHECKS.check
 def norms_are_those_of_the_whole_model() -> None:
     job = Job()
-    assert job.train(2, max_norm=0.05) == pytest.approx(job.train_alone(2, max_norm=0.05), rel=1e-5)
-    assert float(job.norm) == pytest.approx(float(job.norm_alone), rel=1e-5)
-    job.compare()
-    mine = [p.grad for p in job.model.local_parameters() if p.grad is not None]
-    total = torch.nn.utils.get_total_norm([p.grad for p in job.alone.parameters() if p.grad is not None])
-    assert float(torch.nn.utils.get_total_norm(mine)) == pytest.approx(float(total), rel=1e-4)
+    job.clips_as_one_process()
     own = [p for p in job.model.module.blocks[3].parameters() if p.grad is not None]
     alone = list(job.alone.blocks[3].parameters())
     expected = torch.nn.utils.clip_grad_norm_(alone, 0.001)
@@ -203,12 +118,11 @@ def norms_are_those_of_the_whole_model() -> None:
 @CHECKS.check
 def gradients_add_up_over_steps() -> None:
     job = Job()
-    assert job.train(2, adding_up=2) == pytest.approx(job.train_alone(2, adding_up=2), rel=1e-5)
-    job.compare()
+    job.trains_as_one_process(2, adding_up=2)
     other = Job()
     other.optimizer.zero_grad()
     with other.model.no_sync():
-        other.forward_and_backward(0)
+        other.step(other.model, *other.mine(0))
     other.train(0)
     assert all(is_cut(p) or p.numel() % 2 for p in other.model.local_parameters())
 
@@ -216,8 +130,7 @@ def gradients_add_up_over_steps() -> None:
 @CHECKS.check
 def an_optimizer_may_be_made_after_the_first_step() -> None:
     job = Job(late=True)
-    assert job.train() == pytest.approx(job.train_alone(), rel=1e-5)
-    job.compare()
+    job.trains_as_one_process()
 
 
 @CHECKS.check
@@ -226,10 +139,7 @@ def an_evaluation_leaves_shares() -> None:
     job.train(1)
     job.train_alone(1)
 
-    @weft.step
-    def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(model, x, y)
-
+    evaluate = weft.step(loss_of)
     job.model.eval()
     with torch.no_grad():
         found = evaluate(job.model, *batch(7)).reduce_mean()
@@ -256,7 +166,7 @@ def a_whole_state_is_loaded_into_shares() -> None:
         assert other.train(1) == pytest.approx(expected, rel=1e-6)
         torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
     with pytest.raises(UsageError, match=r"has the shape \[3, 3\], the model needs \[22, 12\]"):
-        job.model.load_state_dict({**state, "words.weight": torch.zeros(3, 3)})
+        job.model.load_state_dict({**state, "embed.weight": torch.zeros(3, 3)})
 
 
 @CHECKS.check
@@ -285,13 +195,7 @@ def a_model_trains_as_in_one_process(name: str) -> None:
     model = weft.DistributedModel(net)
     optimizer = weft.DistributedOptimizer(case.optimizer_for(model.parameters()))
     plain = case.optimizer_for(alone.parameters())
-
-    @weft.step
-    def step(model: Any, batch: dict[str, Any]) -> Tensor:
-        loss = case.loss(model(**batch, **case.options))
-        model.backward(loss)
-        return loss
-
+    step = step_of(case.loss_of)
     for number in range(STEPS):
         optimizer.zero_grad()
         loss = step(model, case.batch(number)).reduce_mean()  # the same one for all replicas
@@ -301,7 +205,7 @@ def a_model_trains_as_in_one_process(name: str) -> None:
         losses = []
         for part in range(MICROBATCHES):
             rows = {key: each.chunk(MICROBATCHES)[part] for key, each in case.batch(number).items()}
-            losses.append(case.loss(alone(**rows, **case.options)))
+            losses.append(case.loss_of(alone, rows))
         torch.stack(losses).mean().backward()
         torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
         plain.step()
@@ -320,14 +224,8 @@ def scripts_in_16_bits() -> None:
         smp.init({"partitions": given.partitions, "microbatches": 2, "bf16": True, "sdp_gradient_clipping": 0.05,
                   "shard_optimizer_state": False, "sharded_data_parallel_degree": degree})  # fmt: skip
         model = smp.DistributedModel(Net())
-        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3))
-
-        @smp.step
-        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-            loss = loss_of(model, x, y)
-            model.backward(loss)
-            return loss
-
+        optimizer = smp.DistributedOptimizer(optimizer_of(model.parameters()))
+        step = step_of(loss_of)
         losses, norms = [], []
         for number in range(STEPS):
             optimizer.zero_grad()
@@ -361,23 +259,7 @@ def shares_that_a_script_replaced_are_refused() -> None:
 
 @CHECKS.check
 def saves_go_to_other_layouts() -> None:
-    """The first layout saves, and trains on; all others go on from there as it did."""
-    folder = given.folder / "saves"
-    job = Job()
-    if not (folder / "newest").exists():
-        job.train(2)
-        weft.save_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-        weft.save_checkpoint(given.folder / "full", "two", partial=False, model=job.model)
-        job.train(2)
-        torch.save(job.model.state_dict(), given.folder / f"after-{weft.rank()}.pt")
-        return
-    weft.resume_from_checkpoint(folder, "two", model=job.model, optimizer=job.optimizer)
-    job.steps = 2
-    job.train(2)
-    state = torch.load(given.folder / "after-0.pt")
-    torch.testing.assert_close(dict(job.model.state_dict()), dict(state), rtol=1e-5, atol=1e-6)
-    full = torch.load(given.folder / "full" / "two")
-    assert {name: value.shape for name, value in full.items()} == {n: v.shape for n, v in state.items()}
+    Job().goes_to_other_layouts(given.folder / "saves")
 
 
 if __name__ == "__main__":

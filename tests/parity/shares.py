@@ -19,40 +19,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models, training
 from tests.parity.registry import Checks
 from tests.parity.together import told
+from tests.training import STEPS, mean_squared_error, squares, start, step_of
 from weft.compat.modelparallel.optimizers import FusedLAMB
 from weft.errors import UsageError
 from weft.torch.offload import states
 
 CHECKS = Checks()
-STEPS, ROWS, WIDTH = 3, 8, 12
+ROWS, WIDTH = 8, 12
 given = CHECKS.given
-
-
-class Block(nn.Module):
-    def __init__(self, inside: int = 2 * WIDTH) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner = nn.Linear(WIDTH, inside)
-        self.outer = nn.Linear(inside, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(torch.tanh(self.inner(self.norm(x))))
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(4)))
+    return nn.Sequential(*(models.Block(WIDTH) for _ in range(4)))
 
 
-class Job:
+class Job(training.Job):
     """A model and what trains it. `shared`: replicas share the optimizer's state. `places`: where its blocks go, so
     that all jobs are split alike, whatever a busy machine measures."""
+
+    max_norm = 1e9
 
     def __init__(
         self,
@@ -61,47 +53,23 @@ class Job:
         net: nn.Module | None = None,
         places: Mapping[str, int] = MappingProxyType({"0": 0, "1": 0, "2": 1, "3": 1}),
     ) -> None:
-        gc.collect()  # a model that is left over on some ranks only would take part in their steps
-        settings = {"partitions": given.partitions, "microbatches": 2, "ddp": True, "default_partition": 0}
-        weft.init({**settings, "auto_partition": False, "shard_optimizer_state": shared})
+        settings = {"partitions": given.partitions, "ddp": True, "default_partition": 0}
+        start(**settings, auto_partition=False, shard_optimizer_state=shared)
         net = network() if net is None else net
         for name, partition in places.items():
             weft.set_partition(net.get_submodule(name), min(partition, given.partitions - 1))
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(optimizer_of(self.model.parameters()))
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.scaler = weft.amp.GradScaler("cpu", init_scale=64.0)
-        self.max_norm = 1e9
-        self.steps = 0
+        super().__init__(net, mean_squared_error, optimizer_of, scale=64.0, decay=0.5)
 
-        @weft.step
-        def step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-            loss = F.mse_loss(model(x), y)
-            model.backward(self.scaler.scale(loss))
-            return loss
+    def batch(self, number: int) -> tuple[Tensor, ...]:
+        return torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(number)).unbind()
 
-        self.step = step
+    def clip(self, most: float) -> Any:
+        return weft.clip_grad_norm_(self.model, most)
 
     def train(self, steps: int) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            numbers = torch.Generator().manual_seed(self.steps)
-            x, y = (
-                t.chunk(weft.dp_size())[weft.dp_rank()]
-                for t in torch.randn(2, ROWS, WIDTH, generator=numbers)
-            )
-            self.optimizer.zero_grad()
-            loss = self.step(self.model, x, y).reduce_mean().detach()
-            self.scaler.unscale_(self.optimizer)
-            weft.clip_grad_norm_(self.model, self.max_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.scheduler.step()
-            self.steps += 1
-            if weft.dp_size() > 1:
-                dist.all_reduce(loss, group=weft.get_rdp_process_group())
-            losses.append(loss.item() / weft.dp_size())
-        return losses
+        """The losses of all samples."""
+        own = super().train(steps, self.max_norm)
+        return [sum(each) / len(each) for each in zip(*weft.allgather(own, weft.RDP_GROUP), strict=True)]
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.model.local_named_parameters()}
@@ -169,7 +137,7 @@ def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 def groups_clipping_and_frozen_parameters() -> None:
     def make(shared: bool) -> Job:
         net = network()
-        for frozen in (net[0].inner, net[2].norm, net[3]):
+        for frozen in (net[0].up, net[2].norm, net[3]):
             frozen.requires_grad_(False)
         job = Job(shared, grouped, net)
         job.max_norm = 0.01
@@ -245,12 +213,7 @@ def masters_are_shared_too() -> None:
         optimizer = smp.DistributedOptimizer(grouped(model.parameters()), dynamic_loss_scale=True,
                                              dynamic_loss_args={"init_scale": 64.0})  # fmt: skip
 
-        @smp.step
-        def step(model: Any, x: Tensor) -> Tensor:
-            loss = model(x).square().mean()
-            model.backward(loss)
-            return loss
-
+        step = step_of(squares)
         found, x = [], torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(weft.rdp_rank()))
         for number in range(STEPS + 2):
             optimizer.zero_grad()

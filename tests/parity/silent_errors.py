@@ -8,7 +8,6 @@ Every rank asserts for itself.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests.parity.between_steps import Alone, Split, adam, batches, layouts
 from tests.parity.registry import Checks
+from tests.training import squares, step_of
 
 CHECKS = Checks()
 WIDTH = 8
@@ -70,11 +70,7 @@ class Noting(nn.Module):
 def buffers_of_replicas_do_not_drift_apart() -> None:
     weft.init({"microbatches": 1, "ddp": True})
     model = weft.DistributedModel(Noting())
-
-    @weft.step
-    def train(model: Any, x: Tensor) -> None:
-        model.backward(model(x).square().mean())
-
+    train = step_of(squares)
     expected = torch.zeros(WIDTH)
     for step in range(3):
         numbers = torch.Generator().manual_seed(step)

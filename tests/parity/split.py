@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
+from tests.training import step_of
 
 from .compare import LossOf, Record, copies, first_names, gradients, on_device
 
@@ -34,14 +35,7 @@ def train_split(
     for module, partition in (places or {}).items():
         weft.set_partition(net.get_submodule(module), partition)
     optimizer = weft.DistributedOptimizer(optimizer_of(model.parameters()))
-
-    @weft.step
-    def train_step(model: nn.Module, batch: Any) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        model.backward(loss)
-        return loss
-
-    record = Record()
+    train_step, record = step_of(loss_of), Record()
     for batch in map(on_device, batches):
         if zero_grad:
             optimizer.zero_grad()

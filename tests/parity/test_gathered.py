@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.launching import run_ranks
 from tests.long import one_in, some_of
 
 from .gathered import CHECKS
-from .jobs import FOLDER, ROOT, pass_checks
+from .jobs import FOLDER, PATHS, Layout, pass_layouts
 
 ENDS = {
     "a_weight_that_is_given_back_is_read": "reads a weight of shape [12] that belongs to it, which replicas",
@@ -22,34 +21,23 @@ ENDS = {
 ALL = [name for name in CHECKS if name not in ENDS]
 STEPS = "steps_give_the_weights_and_states_of_one_process"
 SAVES = "saves_go_to_other_layouts"
-LAYOUTS = [  # ranks, partitions, ranks that split tensors, checks
-    (4, 2, 1, ALL),
-    (1, 1, 1, [SAVES]),
-    (4, 1, 2, [STEPS, SAVES, "checkpointed_layers_are_gathered_again"]),
+GATHERED = {"sharded_parameters_gathered": "microbatch"}
+TWO = {**GATHERED, "sharded_data_parallel_degree": 2}
+LAYOUTS: list[Layout] = [
+    (4, 2, TWO, ALL),
+    (1, 1, GATHERED, [SAVES]),
+    (4, 1, {**TWO, "tensor_parallel_degree": 2}, [STEPS, SAVES, "checkpointed_layers_are_gathered_again"]),
 ]
-
-
-def settings(tensor: int = 1, sharers: int = 2) -> dict[str, str]:
-    given = {"sharded_data_parallel_degree": sharers, "tensor_parallel_degree": tensor}
-    return {"WEFT_SET": json.dumps({**given, "sharded_parameters_gathered": "microbatch"})}
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("layouts", some_of(6, LAYOUTS), ids=["some", "all"])
-def test_parameters_are_gathered_for_each_microbatch(
-    layouts: list[tuple[int, int, int, list[str]]], tmp_path: Path
-) -> None:
-    for ranks, partitions, tensor, checks in layouts:
-        pass_checks(
-            "gathered.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
-            env=settings(tensor, 2 if ranks > 1 else 1), timeout=800,
-        )  # fmt: skip
+def test_parameters_are_gathered_for_each_microbatch(layouts: list[Layout], tmp_path: Path) -> None:
+    pass_layouts("gathered.py", layouts, tmp_path, timeout=800)
 
 
 @pytest.mark.parametrize("check", one_in(2, ENDS))
 def test_what_would_differ_ends_the_job(check: str) -> None:
-    path = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    done = run_ranks(
-        4, FOLDER / "gathered.py", ["--partitions", "2", check], env={**path, **settings()}, warm=True
-    )
+    env = {**PATHS, "WEFT_SET": json.dumps(TWO)}
+    done = run_ranks(4, FOLDER / "gathered.py", ["--partitions", "2", check], env=env, warm=True)
     assert done.returncode != 0 and ENDS[check] in done.stdout + done.stderr, done.stdout + done.stderr

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.launching import run_ranks
 from tests.long import some_of
 
-from .jobs import FOLDER, PATHS, pass_checks
+from .jobs import FOLDER, PATHS, Layout, pass_layouts
 from .sequences import CHECKS
 
 END = "models_without_sequences_are_refused"
@@ -23,40 +21,25 @@ LATE = ["parameters_may_be_made_late"]
 BOTH = ["layers_may_be_checkpointed", "chance_is_the_same_where_tensors_are_whole"]
 BESIDE = "whole_tensors_beside_parts_cost_nothing"
 WRITTEN = "what_linears_share_may_be_written_in_between"
+WITH_HEADS = ["layers_may_be_checkpointed", "samples_and_heads_may_be_one_dimension", BESIDE, WRITTEN]
 PRECISE = ["norms_have_one_precision_on_all_ranks"]
 MODELS = [name for name in CHECKS if name.startswith("a_model_trains")]
 MORE = ["outside_of_steps_a_rank_computes_by_itself", *MODELS]
-LAYOUTS = [  # ranks, partitions, settings, checks
+LAYOUTS: list[Layout] = [
     (2, 1, {"context_parallel_degree": 2}, ALL),
     (2, 1, {"tensor_parallel_degree": 2}, [BESIDE]),
     (4, 2, {"context_parallel_degree": 2}, [*SOME, *SAVES, *LATE, *MORE, *PRECISE]),
     (4, 1, {"context_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, *MODELS]),
     (4, 1, {"context_parallel_degree": 2, "sharded_data_parallel_degree": 2}, [*SOME, *SAVES, *LATE]),
-    (
-        4,
-        1,
-        {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
-        [
-            *SOME,
-            *SAVES,
-            "layers_may_be_checkpointed",
-            "samples_and_heads_may_be_one_dimension",
-            BESIDE,
-            WRITTEN,
-        ],
-    ),
+    (4, 1, {"context_parallel_degree": 2, "tensor_parallel_degree": 2}, [*SOME, *SAVES, *WITH_HEADS]),
     (2, 2, {}, SAVES),
 ]
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("layouts", some_of(4, LAYOUTS), ids=["some", "all"])
-def test_steps(layouts: list[tuple[int, int, dict[str, Any], list[str]]], tmp_path: Path) -> None:
-    for ranks, partitions, settings, checks in layouts:
-        pass_checks(
-            "sequences.py", checks, ranks, "--folder", str(tmp_path), "--partitions", str(partitions),
-            env={"WEFT_SET": json.dumps(settings)},
-        )  # fmt: skip
+def test_steps(layouts: list[Layout], tmp_path: Path) -> None:
+    pass_layouts("sequences.py", layouts, tmp_path)
 
 
 def test_a_model_without_sequences_is_refused() -> None:

@@ -8,11 +8,10 @@ import pytest
 
 from tests.long import some_of
 
-from .jobs import pass_checks
+from .jobs import Layout, pass_layouts
 from .sharded import CHECKS
 
 
-@pytest.mark.parametrize("layouts", some_of(3, [(4, [*CHECKS])]), ids=["some", "all"])
-def test_replicas_share_parameters(layouts: list[tuple[int, list[str]]], tmp_path: Path):
-    for ranks, checks in layouts:
-        pass_checks("sharded.py", checks, ranks, "--folder", str(tmp_path))
+@pytest.mark.parametrize("layouts", some_of(3, [(4, 1, {}, [*CHECKS])]), ids=["some", "all"])
+def test_replicas_share_parameters(layouts: list[Layout], tmp_path: Path):
+    pass_layouts("sharded.py", layouts, tmp_path)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 
 from tests.launching import run_ranks
 from tests.long import some_of
 
-from .jobs import pass_checks
+from .jobs import Layout, pass_layouts
 from .spread import CHECKS
 
 ALL = [*CHECKS]
@@ -22,16 +22,18 @@ WITHOUT_A_MODEL = [
     "what_parts_cannot_do_is_an_error", "tokens_in_parts_take_less_memory",
 ]  # fmt: skip
 """They are the same whatever the partitions; or there is one partition in them."""
-LAYOUTS = [(2, 1, 2, ALL), (4, 2, 2, [each for each in ALL if each not in WITHOUT_A_MODEL]), (3, 1, 3, SOME)]
-"""Ranks, partitions, ranks that split tensors."""
+TWO = {"tensor_parallel_degree": 2}
+LAYOUTS: list[Layout] = [
+    (2, 1, TWO, ALL),
+    (4, 2, TWO, [each for each in ALL if each not in WITHOUT_A_MODEL]),
+    (3, 1, {"tensor_parallel_degree": 3}, SOME),
+]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
-def test_steps(layouts: list[tuple[int, int, int, list[str]]]) -> None:
-    for ranks, partitions, parts, checks in layouts:
-        settings = json.dumps({"tensor_parallel_degree": parts})
-        pass_checks("spread.py", checks, ranks, "--partitions", str(partitions), env={"WEFT_SET": settings})
+def test_steps(layouts: list[Layout], tmp_path: Path) -> None:
+    pass_layouts("spread.py", layouts, tmp_path)
 
 
 LOOKS = """

@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy
@@ -22,8 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
 from tests.parity.registry import Checks
+from tests.training import mean_squared_error, step_of
 from weft.errors import DivergenceError, TransportError, UsageError
 from weft.torch.session import current
 
@@ -169,16 +172,9 @@ def different_calls_meet_as_an_error() -> None:
 # --- mixed precision ----------------------------------------------------------------------------------------
 
 
-class Tail(nn.Module):
+def tail() -> nn.Module:
     """All parameters on partition 0; the last rank computes without any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-        self.act = nn.Tanh()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.layer(x))
+    return models.Stack(layer=nn.Linear(8, 8), act=nn.Tanh())
 
 
 @weft.step
@@ -194,7 +190,7 @@ def the_scaler_agrees_on_every_rank() -> None:
     """An overflow that one rank sees skips the step of all; everything else is as with PyTorch's on one process."""
     for fused in (False, True):
         torch.manual_seed(5)
-        net = Tail()
+        net = tail()
         alone = copy.deepcopy(net)
         model = weft.DistributedModel(net)
         optimizer = weft.DistributedOptimizer(
@@ -233,29 +229,21 @@ def the_scaler_agrees_on_every_rank() -> None:
 # --- BatchNorm and large batches ----------------------------------------------------------------------------
 
 
-class Normalised(nn.Module):
+def normalised() -> nn.Module:
     """BatchNorm of three kinds, in all stages; without biases before it, whose gradients would be rounding noise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
-        self.b = nn.Sequential(
-            nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, momentum=None), nn.ReLU()
-        )
-        self.c = nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 8, bias=False), nn.BatchNorm1d(8, affine=False), nn.ReLU()
-        )
-        self.d = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.d(self.c(self.b(self.a(x))))
+    convolve, linear = (
+        partial(nn.Conv2d, kernel_size=3, padding=1, bias=False),
+        partial(nn.Linear, bias=False),
+    )
+    return models.Stack(
+        a=nn.Sequential(convolve(1, 4), nn.BatchNorm2d(4), nn.ReLU()),
+        b=nn.Sequential(convolve(4, 4), nn.BatchNorm2d(4, momentum=None), nn.ReLU()),
+        c=nn.Sequential(nn.Flatten(), linear(64, 8), nn.BatchNorm1d(8, affine=False), nn.ReLU()),
+        d=nn.Sequential(linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
+    )
 
 
-@weft.step
-def plain_step(model: Any, x: Tensor, y: Tensor) -> Tensor:
-    loss = F.mse_loss(model(x), y)
-    model.backward(loss)
-    return loss
+plain_step = step_of(mean_squared_error)
 
 
 MICROBATCHES, ROWS = 4, 8
@@ -265,7 +253,7 @@ MICROBATCHES, ROWS = 4, 8
 def batch_norm_over_replicas_is_that_of_one_process() -> None:
     """Microbatch m of all replicas together: statistics, gradients, running values, over steps and evaluation."""
     torch.manual_seed(2)
-    net = Normalised()
+    net = normalised()
     alone = copy.deepcopy(net)
     model = weft.DistributedModel(weft.convert_sync_batchnorm(net))
     assert [type(part).__name__ for part in net.modules()].count("SyncBatchNorm") == 4
@@ -297,7 +285,7 @@ def few_samples_for_batch_norm_are_warned_of() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for convert in (False, True):
-            net = Normalised()
+            net = normalised()
             model = weft.DistributedModel(weft.convert_sync_batchnorm(net) if convert else net)
             rows = MICROBATCHES * (15 if not convert else 8)
             for _ in range(2):
@@ -317,13 +305,7 @@ def the_loss_is_a_mean_over_the_global_batch() -> None:
     x, y = torch.randn(sum(rows), 8), torch.randn(sum(rows), 2)
     mine = slice(sum(rows[: weft.dp_rank()]), sum(rows[: weft.dp_rank() + 1]))
     weight = weft.global_batch_weight(rows[weft.dp_rank()])
-
-    @weft.step(non_split_inputs=["weight"])
-    def step(model: Any, x: Tensor, y: Tensor, weight: float) -> Tensor:
-        loss = F.mse_loss(model(x), y) * weight
-        model.backward(loss)
-        return loss
-
+    step = step_of(lambda model, x, y, weight: F.mse_loss(model(x), y) * weight, non_split_inputs=["weight"])
     step(model, x[mine], y[mine], weight)
     F.mse_loss(alone(x), y).backward()
     comparison = Comparison(TOLERANCE)

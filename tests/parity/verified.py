@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
+from tests.training import squares, step_of
 from weft.errors import PeerError, VerifyError
 from weft.torch.execution.unit_call import unit_call
 
@@ -91,11 +92,7 @@ def made(net: nn.Module, **settings: Any) -> nn.Module:
     return model
 
 
-@weft.step
-def train(model: nn.Module, x: Tensor) -> Tensor:
-    loss = model(x).square().mean()
-    model.backward(loss)
-    return loss
+train = step_of(squares)
 
 
 @weft.step(allow_uneven=True)
@@ -129,11 +126,7 @@ def evaluated(model: nn.Module, x: Tensor) -> Tensor:
         return model(x)
 
 
-@weft.step
-def two_models(model: nn.Module, other: nn.Module, x: Tensor) -> Tensor:
-    loss = other(model(x)).square().mean()
-    model.backward(loss)
-    return loss
+two_models = step_of(lambda model, other, x: other(model(x)).square().mean())
 
 
 def counted(part: nn.Module, h: Tensor) -> Tensor:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
+from tests.training import squares, step_of
 from weft.errors import PeerError, PlacementError
 from weft.torch.tensors.pytree import tensors_in
 
 from ..compare import device
-from .harness import WIDTH, check, same_as_alone, seeded, squared_error, start, vectors
+from .harness import WIDTH, check, placed, same_as_alone, seeded, squared_error, start, vectors
 
 HALVES = {"layers.0": 0, "layers.1": 0, "layers.2": 1, "layers.3": 1}
 ALTERNATING = {"layers.0": 0, "layers.1": 1, "layers.2": 0, "layers.3": 1}
@@ -309,16 +310,9 @@ def attributes_after_a_step_are_as_they_were_written_last() -> None:
 
     for places in (HALVES, ALTERNATING):
         alone = seeded(Net, before, added, after)
-        start(auto_partition=False, default_partition=0)
-        model = weft.DistributedModel(net := seeded(Net, before, added, after))
-        for name, partition in places.items():
-            weft.set_partition(net.get_submodule(name), partition)
+        model = placed(net := seeded(Net, before, added, after), places)
         x = vectors(steps=1)[0]["x"]
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor) -> Tensor:
-            return model(x)
-
+        step = weft.step(lambda model, x: model(x))
         step(model, x)
         alone(x.chunk(4)[-1])
         seen = 0
@@ -363,15 +357,8 @@ def what_a_layer_keeps_shows_what_is_written_into_it_later() -> None:
             net = seeded(Writing, note)
             pair.append(net)
             if start_over:
-                start(auto_partition=False, default_partition=0)
-                model = weft.DistributedModel(net)
-                for name, partition in places.items():
-                    weft.set_partition(net.get_submodule(name), partition)
-
-                @weft.step
-                def step(model: nn.Module, x: Tensor) -> Tensor:
-                    return model(x)
-
+                model = placed(net, places)
+                step = weft.step(lambda model, x: model(x))
                 step(model, vectors(steps=1)[0]["x"])
             else:
                 net(vectors(steps=1)[0]["x"].chunk(4)[-1])
@@ -530,13 +517,7 @@ def refused_on_every_rank(after: Callable[[Any, Tensor], Tensor], first: float) 
     for name, partition in HALVES.items():
         weft.set_partition(net.get_submodule(name), partition)
     model = weft.DistributedModel(net)
-
-    @weft.step
-    def train_step(model: nn.Module, x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    train_step = step_of(squares)
     with pytest.raises(
         (PlacementError, PeerError), match="level carries a value from one microbatch to the next"
     ):

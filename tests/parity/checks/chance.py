@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 from weft.torch.session import current
 from weft.transport.channel import SHAPES, TELL, Message
 
-from .. import models
 from ..compare import gradients, on_device
 from ..split import train_split
 from .harness import (
@@ -31,6 +32,7 @@ from .harness import (
     adamw,
     assert_same,
     check,
+    placed,
     seeded,
     sgd,
     start,
@@ -58,15 +60,6 @@ class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.b(self.dropout(self.a(x)))
         return self.c(F.dropout(x, 0.2, self.training))
-
-
-def placed(net: nn.Module, places: dict[str, int], **settings: Any) -> nn.Module:
-    """A distributed model with its parts placed by hand."""
-    start(auto_partition=False, default_partition=0, **settings)
-    model = weft.DistributedModel(net)
-    for name, partition in places.items():
-        weft.set_partition(net.get_submodule(name), partition)
-    return model
 
 
 @weft.step
@@ -160,15 +153,12 @@ def each_signature_is_watched_once() -> None:
 def every_rank_tells_what_it_runs() -> None:
     """A third rank waits for the one that runs a call, even if another one has told the same signature."""
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = models.Block(), models.Block()
+    def net() -> nn.Module:
+        return models.Composed(
+            lambda net, x: torch.tanh(net.b(torch.tanh(net.a(x)))), a=models.Block(), b=models.Block()
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.b(torch.tanh(self.a(x))))
-
-    model = placed(seeded(Net), {"a": 0, "b": 1})
+    model = placed(seeded(net), {"a": 0, "b": 1})
     pipeline = current.session().pipeline
     before = set(pipeline.told)
     squares(model, equal_rows())
@@ -210,13 +200,7 @@ class Product(nn.Module):
 def dropout_masks_agree_in_forward_and_backward() -> None:
     for repeat in ("no", "plain", "reentrant"):
         model = placed(seeded(Product, repeat), {"a": 0, "b": 1, "c": 0})
-
-        @weft.step
-        def total(model: nn.Module, x: Tensor) -> Tensor:
-            loss = model(x.requires_grad_()).sum()
-            model.backward(loss)
-            return loss
-
+        total = step_of(lambda model, x: model(x.requires_grad_()).sum())
         loss = total(model, torch.rand(ROWS, WIDTH) + 1).reduce_mean()
         for name, weight in model.local_named_parameters():
             product = (weight.grad * weight).sum()

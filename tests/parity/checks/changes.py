@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from weft.errors import UsageError
 
-from .. import models
 from ..compare import Record, copies, first_names, gradients
-from .harness import MICROBATCHES, WIDTH, assert_same, check, seeded, squared_error, start, vectors
+from .harness import MICROBATCHES, WIDTH, assert_same, check, placed, seeded, squared_error, start, vectors
 from .structure import numbered
 
 Change = Callable[[Any], None]
@@ -32,19 +32,6 @@ class Headed(models.Chain):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(super().forward(x)))
-
-
-class Adapter(nn.Module):
-    """A low-rank addition to a linear layer, which is frozen."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
 
 
 def step_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -87,10 +74,7 @@ def split(
     batches: Sequence[dict[str, Tensor]],
     places: dict[str, int],
 ) -> Record:
-    start(auto_partition=False, default_partition=1)
-    model = weft.DistributedModel(net)
-    for name, partition in places.items():
-        weft.set_partition(net.get_submodule(name), partition)
+    model = placed(net, places, default_partition=1)
     step, record = weft.step(step_of), Record()
     for change, batch in zip(changes, batches, strict=True):
         if change is not None:
@@ -158,7 +142,7 @@ def adapters_between_the_wrap_and_the_first_step() -> None:
         torch.manual_seed(9)
         net.requires_grad_(False)
         for block in net.blocks:
-            block.up, block.down = Adapter(block.up), Adapter(block.down)
+            block.up, block.down = models.Adapter(block.up), models.Adapter(block.down)
 
     same(adapt, None, None)
 
@@ -388,7 +372,7 @@ def parameters_replaced_after_the_first_step_are_refused() -> list[str]:
 def adapters_after_the_first_step_are_refused() -> str:
     def adapt(net: Any) -> None:
         for block in net.blocks:
-            block.up = Adapter(block.up)
+            block.up = models.Adapter(block.up)
 
     return refused(adapt, "blocks.0.up was replaced", "blocks.3.up was replaced")
 

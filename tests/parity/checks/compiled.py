@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .. import models
+from tests import models
+
 from ..split import train_split
 from .harness import WIDTH, assert_same, check, seeded, sgd, squared_error, start, trained_alone, vectors
 
@@ -117,18 +118,15 @@ def compiled_inside_of_a_unit() -> None:
 
 @check
 def compiled_with_layers_below() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Sequential(nn.Sequential(models.Block(), nn.Tanh()), models.Block())
-            self.second = nn.Sequential(models.Block(), nn.Linear(WIDTH, WIDTH))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x))
+    def net() -> nn.Module:
+        return models.Stack(
+            first=nn.Sequential(nn.Sequential(models.Block(), nn.Tanh()), models.Block()),
+            second=nn.Sequential(models.Block(), nn.Linear(WIDTH, WIDTH)),
+        )
 
     def change(net: Any) -> None:
         net.first.compile(backend=BACKEND)
         net.second = torch.compile(net.second, backend=BACKEND)
 
-    compiled(change, build=Net)
-    compiled(change, {"first": 1, "second": 0}, build=Net)
+    compiled(change, build=net)
+    compiled(change, {"first": 1, "second": 0}, build=net)

@@ -21,7 +21,7 @@ from weft.torch.split import microbatch_number
 from ..split import train_split
 from .harness import assert_same, check, seeded, sgd, squared_error, start, trained_alone, vectors
 from .inputs import chain, plain, refused, uneven
-from .modules import OPPOSITE, Normalised
+from .modules import OPPOSITE, normalised
 
 ROWS = 24
 
@@ -44,7 +44,7 @@ def decided_number_is_the_number_by_hand() -> list[int]:
     """Batch statistics follow the number, so that another one would show."""
     batches, taken = vectors(rows=ROWS), []
     for number in (2, 6):
-        net = seeded(Normalised)
+        net = seeded(normalised)
         expected = trained_alone(net, batches, microbatches=number)
         for places in (None, OPPOSITE):
             by_hand = {} if places is None else {"auto_partition": False, "default_partition": 0}
@@ -61,7 +61,7 @@ def decided_number_is_the_number_by_hand() -> list[int]:
 def decided_number_for_every_kind_of_schedule() -> list[int]:
     batches, taken = vectors(rows=ROWS), []
     for pipeline in ("1f1b", "interleaved_1f1b", "zb_h1", "zbv", "list", "auto"):
-        net = seeded(Normalised)
+        net = seeded(normalised)
         start("auto", pipeline=pipeline)
         actual = train_split(copy.deepcopy(net), batches, squared_error, sgd)
         number = session().settings.microbatch_count
@@ -125,12 +125,12 @@ def decided_number_is_resumed() -> None:
         dist.broadcast_object_list(told)
         root, batches = Path(told[0]), vectors(rows=ROWS)
         start("auto")
-        model = weft.DistributedModel(seeded(Normalised))
+        model = weft.DistributedModel(seeded(normalised))
         with taking(6):
             plain(model, batches[0]["x"])
         weft.save_checkpoint(root, "t", model=model)
         start("auto")
-        again = weft.DistributedModel(seeded(Normalised))
+        again = weft.DistributedModel(seeded(normalised))
         weft.resume_from_checkpoint(root, model=again)
         assert again.resumed_plan is not None
         with taking(2) as seen:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 from tests.parity.compare import device
+from tests.training import squares, step_of
 
-from .. import models
 from .harness import MICROBATCHES, WIDTH, check, seeded, start, vectors
 
 calls = 0
@@ -113,12 +114,7 @@ def inputs_that_get_what_modules_compute() -> None:
         part += h.mean()
         return F.mse_loss(h, y)
 
-    @weft.step
-    def step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = body(model, x, y)
-        model.backward(loss)
-        return loss
-
+    step = step_of(body)
     for batch in vectors(steps=2):
         x, y = batch["x"], batch["y"]
         losses = [body(alone, a.clone(), b).detach() for a, b in zip(x.chunk(4), y.chunk(4), strict=True)]
@@ -135,12 +131,7 @@ def gradients_that_inputs_and_outside_tensors_had() -> list[Any]:
     held = prompt.grad
     model = model_of(net)
 
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> Tensor:
-        loss = head(model(x + prompt)).square().mean()
-        model.backward(loss)
-        return loss
-
+    step = step_of(lambda model, x: head(model(x + prompt)).square().mean())
     x = vectors()[0]["x"].to(device()).requires_grad_()
     x.grad = torch.full_like(x, 3.0)
     step(model, x)
@@ -178,13 +169,7 @@ class Remembering(models.Chain):
 def attributes_and_caches_of_the_model() -> list[Any]:
     net = seeded(Remembering)
     model = model_of(net)
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    step = step_of(squares)
     step(model, vectors()[0]["x"])
     assert net.first == 0 and net.count == MICROBATCHES and list(net.table) == [1, 2, 3, 4]
     assert net.sizes == [2] * MICROBATCHES
@@ -196,12 +181,7 @@ def modules_outside_of_the_model_that_write_buffers() -> list[float]:
     norm, net = nn.BatchNorm1d(WIDTH, affine=False).to(device()), seeded(models.Chain)
     model = model_of(net)
 
-    @weft.step
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        loss = F.mse_loss(model(batch["x"]), norm(batch["y"]))
-        model.backward(loss)
-        return loss
-
+    step = step_of(lambda model, batch: F.mse_loss(model(batch["x"]), norm(batch["y"])))
     batch = vectors(rows=32)[0]
     step(model, batch)
     assert int(norm.num_batches_tracked) == MICROBATCHES

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 from weft.errors import WeftError
 
 from .harness import WIDTH, check, same_as_alone, seeded, sgd, squared_error, start, vectors
@@ -111,16 +113,14 @@ def two(bound: bool) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Inside(bound), Inside(bound))
 
 
-class Under(nn.Module):
+def under() -> nn.Module:
     """The whole model calls its parts in a function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Again.apply(lambda x: self.last(x), self.norm(self.first(x)))  # type: ignore[no-any-return]
+    return models.Composed(
+        lambda net, x: Again.apply(lambda x: net.last(x), net.norm(net.first(x))),
+        norm=nn.BatchNorm1d(WIDTH),
+        first=nn.Linear(WIDTH, WIDTH),
+        last=nn.Linear(WIDTH, WIDTH),
+    )
 
 
 @check
@@ -157,7 +157,7 @@ def a_function_that_calls_modules_it_was_not_given() -> None:
     logging.getLogger("weft").addHandler(handler)
     try:
         same_as_alone(seeded(two, True), vectors())
-        same_as_alone(seeded(Under), vectors())
+        same_as_alone(seeded(under), vectors())
     finally:
         logging.getLogger("weft").removeHandler(handler)
     if weft.rank() == 0:
@@ -173,11 +173,7 @@ def modules_of_a_function_placed_apart_are_refused() -> None:
     weft.set_partition(net.stacks[0][1], 1)
     model = weft.DistributedModel(net)
     sgd(model.parameters())
-
-    @weft.step
-    def step(model: Any, batch: Any) -> None:
-        model.backward(squared_error(model, batch))
-
+    step = step_of(squared_error)
     told = ""
     try:
         step(model, vectors(steps=1)[0])
@@ -195,7 +191,7 @@ def a_whole_model_called_twice_sees_microbatches_in_order() -> None:
     def twice(model: nn.Module, batch: Any) -> Tensor:
         return F.mse_loss(model(batch["x"]), batch["y"]) + F.mse_loss(model(batch["y"]), batch["x"])
 
-    same_as_alone(seeded(Under), vectors(), twice)
+    same_as_alone(seeded(under), vectors(), twice)
 
 
 class Swapping(nn.Module):
@@ -212,15 +208,10 @@ class Swapping(nn.Module):
 
 @check
 def modules_called_with_other_parameters_stay_with_their_caller() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(
-                nn.Linear(WIDTH, WIDTH), Swapping(), nn.Linear(WIDTH, WIDTH), Swapping()
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
+    def net() -> nn.Module:
+        return models.Stack(
+            layers=nn.Sequential(nn.Linear(WIDTH, WIDTH), Swapping(), nn.Linear(WIDTH, WIDTH), Swapping())
+        )
 
     for pipeline in ("1f1b", "gpipe"):
-        same_as_alone(seeded(Net), vectors(), pipeline=pipeline)
+        same_as_alone(seeded(net), vectors(), pipeline=pipeline)

@@ -10,24 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 
-from .. import models
-from .harness import MICROBATCHES, WIDTH, check, same_as_alone, seeded, start, vectors
+from .harness import MICROBATCHES, WIDTH, check, placed, same_as_alone, seeded, vectors
 
 ALTERNATING = {"a": 0, "b": 1, "c": 0, "d": 1}
 OPPOSITE = {"a": 1, "b": 0, "c": 1, "d": 0}
 
 
-class Between(nn.Module):
-    """Four blocks and a function that uses them as it likes."""
+class Between(models.Composed):
+    """Four blocks and a function that uses them as it likes, with other parts if it needs some."""
 
-    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (models.Block() for _ in range(4))
-        self.run = run
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **more: nn.Module) -> None:
+        super().__init__(run, **{name: models.Block() for name in "abcd"}, **more)
 
 
 def glued(run: Callable[[Any, Tensor], Tensor], *shape: int) -> None:
@@ -239,33 +234,14 @@ def part_whose_shape_comes_from_data() -> None:
 
 @check
 def mixture_of_experts() -> None:
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = nn.Linear(WIDTH, 4)
-            self.experts = nn.ModuleList(models.Block() for _ in range(4))
+    def net() -> nn.Module:
+        return models.Composed(
+            lambda net, x: net.second(x + net.first(x)), first=models.Mixture(), second=models.Mixture()
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            weights, chosen = self.gate(x).softmax(-1).topk(2)
-            total = torch.zeros_like(x)
-            for number, expert in enumerate(self.experts):
-                rows, slot = torch.where(chosen == number)
-                if rows.numel() == 0:
-                    continue
-                total.index_add_(0, rows, expert(x[rows]) * weights[rows, slot, None])
-            return total
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Mixture(), Mixture()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(x + self.first(x))
-
-    same_as_alone(seeded(Net), vectors())
+    same_as_alone(seeded(net), vectors())
     experts = {f"{name}.experts.{i}": i % 2 for name in ("first", "second") for i in range(4)}
-    same_as_alone(seeded(Net), vectors(), places={"first.gate": 1, "second.gate": 0, **experts})
+    same_as_alone(seeded(net), vectors(), places={"first.router": 1, "second.router": 0, **experts})
 
 
 @check
@@ -513,31 +489,15 @@ def averages_that_the_forward_pass_keeps_in_parameters() -> None:
                 self.slow.bias += target.mean(0)
             return self.online(x) * 2 - target
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c, self.d = Momentum(), models.Block(), Momentum(), models.Block()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.d(self.c(self.b(self.a(x))))
+    def net() -> nn.Module:
+        return models.Stack(a=Momentum(), b=models.Block(), c=Momentum(), d=models.Block())
 
     for places in (ALTERNATING, OPPOSITE, None):
-        same_as_alone(seeded(Net), vectors(), places=places)
+        same_as_alone(seeded(net), vectors(), places=places)
 
 
 @check
 def writing_into_inputs_that_parts_return() -> None:
-    class Through(nn.Module):
-        """The input, and something new."""
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, x * 0.5
-
-    class Net(Between):
-        def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
-            super().__init__(run)
-            self.same, self.through = nn.Sequential(), Through()
-
     def run(parts: Any, x: Tensor) -> Tensor:
         q = parts.a(x)
         g = parts.b(q.clone()).tanh()
@@ -554,7 +514,11 @@ def writing_into_inputs_that_parts_return() -> None:
         return parts.d(part.mean(1, keepdim=True) + g + same + whole + new + k)
 
     for places in (ALTERNATING, OPPOSITE, None):
-        same_as_alone(seeded(Net, run), vectors(), places=places)
+        same_as_alone(
+            seeded(Between, run, same=nn.Sequential(), through=models.Composed(lambda net, x: (x, x * 0.5))),
+            vectors(),
+            places=places,
+        )
 
 
 @check
@@ -575,17 +539,10 @@ def writing_in_place_without_gradients() -> None:
     for places in (ALTERNATING, OPPOSITE):
         for without in (torch.inference_mode, torch.no_grad):  # signatures are kept from one to the next
             net = seeded(Between, run)
-            start(auto_partition=False, default_partition=0)
             with without():
                 expected = torch.cat([net(part) for part in x.chunk(MICROBATCHES)])
-            model = weft.DistributedModel(net)
-            for name, partition in places.items():
-                weft.set_partition(net.get_submodule(name), partition)
-
-            @weft.step
-            def step(model: nn.Module, x: Tensor) -> Tensor:
-                return model(x)
-
+            model = placed(net, places)
+            step = weft.step(lambda model, x: model(x))
             for _ in range(2):
                 with without():
                     torch.testing.assert_close(step(model, x).concat(), expected)
@@ -609,10 +566,8 @@ def parts_that_write_their_input_without_gradients() -> None:
             super().forward(x)
             return x
 
-    class Net(Between):
-        def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
-            super().__init__(run)
-            self.clips, self.returns = Clips(), Returns()
+    def net(run: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+        return Between(run, clips=Clips(), returns=Returns())
 
     def run(parts: Any, x: Tensor) -> Tensor:
         h = parts.a(x) * 1.0
@@ -639,7 +594,7 @@ def parts_that_write_their_input_without_gradients() -> None:
         None,
     ):
         for body in (run, own):
-            same_as_alone(seeded(Net, body), vectors(), places=places)
+            same_as_alone(seeded(net, body), vectors(), places=places)
 
 
 @check

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 
-from .. import models
 from ..compare import Comparison, Record, copies, gradients, on_device, slices
 from .harness import MICROBATCHES, WIDTH, Places, assert_same, check, seeded, sgd, start, vectors
 from .structure import numbered

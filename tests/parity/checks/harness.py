@@ -44,6 +44,15 @@ def start(microbatches: int | str = MICROBATCHES, **settings: Any) -> None:
     weft.init({"partitions": RANKS, "microbatches": microbatches, **settings})
 
 
+def placed(net: nn.Module, places: Places, **settings: Any) -> weft.DistributedModel:
+    """A distributed model whose parts lie where `places` says."""
+    start(**{"auto_partition": False, "default_partition": 0, **settings})
+    model = weft.DistributedModel(net)
+    for name, partition in places.items():
+        weft.set_partition(net.get_submodule(name), partition)
+    return model
+
+
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of most checks."""
     return torch.optim.SGD(parameters, lr=0.05)

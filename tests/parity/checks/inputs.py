@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import mean_squared_error, step_of
 from weft.errors import UsageError
 
-from .. import models
 from ..compare import Record, device, gradients
 from .harness import MICROBATCHES, ROWS, WIDTH, assert_same, check, seeded, start, vectors
 
@@ -273,12 +274,8 @@ def plain(model: nn.Module, x: Any, y: Tensor | None = None) -> Tensor:
     return model(x["deep"] if isinstance(x, dict) else x)
 
 
-@weft.step(allow_uneven=True)
-def uneven(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """A step of training with microbatches of different sizes."""
-    loss = F.mse_loss(model(x), y)
-    model.backward(loss)
-    return loss
+uneven = step_of(mean_squared_error, allow_uneven=True)
+"""A step of training with microbatches of different sizes."""
 
 
 @check

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 
-from .. import models
 from ..compare import Record, device, gradients
-from .harness import WIDTH, assert_same, check, same_as_alone, seeded, start, trained_alone, vectors
+from .harness import WIDTH, assert_same, check, placed, same_as_alone, seeded, start, trained_alone, vectors
 from .structure import numbered
 
 
@@ -62,10 +63,7 @@ def backward_from_several_tensors() -> None:
 
     batches = vectors(steps=1)
     expected = trained_alone(net, batches, loss_of)
-    start(auto_partition=False, default_partition=0)
-    model = weft.DistributedModel(net)
-    for name, partition in {"fork": 0, "join": 1, "again": 1, "last": 0}.items():
-        weft.set_partition(net.get_submodule(name), partition)
+    model = placed(net, {"fork": 0, "join": 1, "again": 1, "last": 0})
 
     @weft.step
     def step(model: nn.Module, x: Tensor) -> Tensor:
@@ -78,23 +76,18 @@ def backward_from_several_tensors() -> None:
     assert_same(actual, expected)
 
 
+def summed(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
+
+
 @check
 def gradients_summed_over_microbatches() -> None:
     net = seeded(models.Chain)
     batch = vectors(steps=1)[0]
-    whole = trained_alone(
-        net, [batch], lambda m, b: F.mse_loss(m(b["x"]), b["y"], reduction="sum"), microbatches=1
-    )
+    whole = trained_alone(net, [batch], summed, microbatches=1)
     start()
     model = weft.DistributedModel(net, average_grads_across_microbatches=False)
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(model(x), y, reduction="sum")
-        model.backward(loss)
-        return loss
-
-    total = step(model, batch["x"], batch["y"]).reduce_sum().item()
+    total = step_of(summed)(model, batch).reduce_sum().item()
     assert_same(Record([total], [gradients(model.local_named_parameters())]), whole)
 
 
@@ -102,10 +95,7 @@ def gradients_summed_over_microbatches() -> None:
 def loss_and_outputs_on_every_rank() -> list[float]:
     net = seeded(models.Chain)
     alone = copy.deepcopy(net)
-    start(auto_partition=False, default_partition=0)
-    model = weft.DistributedModel(net)
-    for name, partition in numbered("blocks", [1, 0, 1, 0]).items():
-        weft.set_partition(net.get_submodule(name), partition)
+    model = placed(net, numbered("blocks", [1, 0, 1, 0]))
     batch = vectors()[0]
 
     @weft.step

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import squares, step_of
 from weft.runtime.microbatch import present
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.offload import activations, states
@@ -71,25 +73,7 @@ class Part(nn.Module):
         return Watched.apply(self.linear(x).tanh(), self.graphs)
 
 
-class Net(nn.Module):
-    """Four such layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(Part() for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.parts:
-            x = part(x)
-        return x
-
-
-@weft.step
-def train(model: nn.Module, x: Tensor) -> Tensor:
-    """One step of training."""
-    loss = model(x).square().mean()
-    model.backward(loss)
-    return loss
+train = step_of(squares)
 
 
 @weft.step
@@ -108,14 +92,14 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
 def peaks(step: Any, partitions: list[int], **settings: Any) -> list[tuple[int, int]]:
     """Most graphs and inputs at once in a second step, for each part of this rank; all are freed after it."""
     start(MANY, auto_partition=False, default_partition=0, **settings)
-    net = seeded(Net)
+    net = seeded(models.Chain, 4, Part)
     model = weft.DistributedModel(net)
-    for part, partition in zip(net.parts, partitions, strict=True):
+    for part, partition in zip(net.blocks, partitions, strict=True):
         weft.set_partition(part, partition)
     x = torch.ones(MANY, WIDE)
     step(model, x)
     gc.collect()
-    mine = [p for p, partition in zip(net.parts, partitions, strict=True) if partition == weft.pp_rank()]
+    mine = [p for p, partition in zip(net.blocks, partitions, strict=True) if partition == weft.pp_rank()]
     for part in mine:
         for count in (part.graphs, part.inputs):
             # What the first step tries beforehand may be freed once the count is as it was before.

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import weft.torch as weft
+from tests import models
+from tests.training import squares, step_of
 
-from .. import models
 from ..compare import device
 from ..split import train_split
 from .harness import (
     MICROBATCHES,
     WIDTH,
     check,
+    placed,
     same_as_alone,
     seeded,
     sgd,
@@ -34,23 +36,20 @@ ALTERNATING = {"a": 0, "b": 1, "c": 0}
 OPPOSITE = {"a": 1, "b": 0, "c": 1}
 
 
-class Normalised(nn.Module):
+def normalised() -> nn.Module:
     """Batch normalisation in parts and as parts, with both kinds of momentum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU())
-        self.b = nn.BatchNorm1d(WIDTH, momentum=None)
-        self.c = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, momentum=0.3, affine=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(torch.tanh(self.b(self.a(x))))
+    return models.Composed(
+        lambda net, x: net.c(torch.tanh(net.b(net.a(x)))),
+        a=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+        b=nn.BatchNorm1d(WIDTH, momentum=None),
+        c=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH, momentum=0.3, affine=False)),
+    )
 
 
 @check
 def batch_normalisation() -> None:
     for places in (ALTERNATING, OPPOSITE, None):
-        same_as_alone(seeded(Normalised), vectors(rows=32), places=places)
+        same_as_alone(seeded(normalised), vectors(rows=32), places=places)
 
 
 @check
@@ -64,7 +63,7 @@ def another_step_calls_modules_more_often_than_the_traced_one() -> None:
         backward(squared_error(model, batch))
         backward(F.mse_loss(model(batch["y"]), batch["x"]))
 
-    _same_with(seeded(Normalised), once, twice)
+    _same_with(seeded(normalised), once, twice)
 
 
 def _same_with(net: nn.Module, first: Callable[..., None], second: Callable[..., None]) -> None:
@@ -99,9 +98,9 @@ def _same_with(net: nn.Module, first: Callable[..., None], second: Callable[...,
 def running_statistics_are_exact() -> None:
     """The first step traces a microbatch: it must count once, as in one process."""
     batches = vectors(steps=1, rows=32)
-    expected = trained_alone(seeded(Normalised), batches)
+    expected = trained_alone(seeded(normalised), batches)
     start(auto_partition=False, default_partition=0)
-    actual = train_split(seeded(Normalised), batches, squared_error, sgd, places=ALTERNATING)
+    actual = train_split(seeded(normalised), batches, squared_error, sgd, places=ALTERNATING)
     assert actual.buffers, "this rank has no buffers"
     for name, value in actual.buffers.items():
         wanted = expected.buffers[name]
@@ -134,28 +133,22 @@ class Counting(nn.Module):
         return self.block(x - self.average) * self.secret
 
 
-class Counters(nn.Module):
+def counters(*ways: str) -> nn.Module:
     """Two of them and a plain block."""
-
-    def __init__(self, *ways: str) -> None:
-        super().__init__()
-        self.a, self.b, self.c = Counting(ways), Counting(ways), models.Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x)))
+    return models.Stack(a=Counting(ways), b=Counting(ways), c=models.Block())
 
 
 @check
 def buffers_that_a_model_writes() -> None:
     for places in (ALTERNATING, OPPOSITE, None):
-        same_as_alone(seeded(Counters, "count", "average", "replace"), vectors(), places=places)
+        same_as_alone(seeded(counters, "count", "average", "replace"), vectors(), places=places)
 
 
 def opened(*ways: str) -> None:
     """The parts of these modules lie apart, so that their own code is glue."""
     inside = {"a.block.up": 0, "a.block.down": 1, "b.block.up": 1, "b.block.down": 0, "c": 1}
     for places in (inside, {name: 1 - partition for name, partition in inside.items()}):
-        same_as_alone(seeded(Counters, *ways), vectors(), places=places)
+        same_as_alone(seeded(counters, *ways), vectors(), places=places)
 
 
 @check
@@ -165,18 +158,16 @@ def buffers_that_glue_counts_in() -> None:
 
 @check
 def normed_and_parametrized_weights() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
-            self.b = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
-            self.c = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(F.gelu(self.b(F.gelu(self.a(x)))))
+    def net() -> nn.Module:
+        return models.Composed(
+            lambda net, x: net.c(F.gelu(net.b(F.gelu(net.a(x))))),
+            a=nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+            b=nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
+            c=nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+        )
 
     for places in (ALTERNATING, None):
-        same_as_alone(seeded(Net), vectors(), places=places)
+        same_as_alone(seeded(net), vectors(), places=places)
 
 
 class Three(nn.Module):
@@ -222,18 +213,9 @@ def hooks_of_modules_and_parameters() -> None:
 
 @check
 def hooks_run_once_for_each_microbatch() -> None:
-    start(auto_partition=False, default_partition=0)
-    model = weft.DistributedModel(seeded(Three, hooked=True))
-    module = model.get_module()
-    for name, partition in ALTERNATING.items():
-        weft.set_partition(module.get_submodule(name), partition)
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    module = seeded(Three, hooked=True)
+    model = placed(module, ALTERNATING)
+    step = step_of(squares)
     step(model, vectors()[0]["x"])
     module.calls.clear()
     step(model, vectors()[1]["x"])
@@ -463,17 +445,12 @@ def checkpoints_inside_parts() -> None:
             x = checkpoint(self.block, self.linear(x), use_reentrant=False)
             return checkpoint(self.block, x, use_reentrant=True)
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = Part(), Part(), Part()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(self.b(self.a(x)))
+    def net() -> nn.Module:
+        return models.Stack(a=Part(), b=Part(), c=Part())
 
     for places in (ALTERNATING, None):
         for pipeline in ("1f1b", "zb_h1"):
-            same_as_alone(seeded(Net), vectors(), places=places, pipeline=pipeline)
+            same_as_alone(seeded(net), vectors(), places=places, pipeline=pipeline)
 
 
 @check

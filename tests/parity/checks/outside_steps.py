@@ -15,29 +15,24 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 from weft.errors import UsageError
 from weft.torch.clip import norm_along
 
 from .harness import MICROBATCHES, WIDTH, check, seeded, sgd, squared_error, start, vectors
 
 
-class Two(nn.Module):
+def two() -> nn.Module:
     """A part on each rank, with statistics on both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
-        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).relu())
+    return models.Composed(
+        lambda net, x: net.second(net.first(x).relu()),
+        first=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)),
+        second=nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)),
+    )
 
 
-@weft.step
-def step(model: Any, batch: Any) -> Tensor:
-    loss = squared_error(model, batch)
-    model.backward(loss)
-    return loss
+step = step_of(squared_error)
 
 
 def train_alone(net: nn.Module, batch: Any) -> None:
@@ -48,7 +43,7 @@ def train_alone(net: nn.Module, batch: Any) -> None:
 
 def trained(steps: int = 1) -> tuple[Any, nn.Module, nn.Module, Any]:
     """A split model after some steps, the wrapped module, the same in one process, and the split one's optimizer."""
-    net = seeded(Two)
+    net = seeded(two)
     alone = copy.deepcopy(net)
     start(auto_partition=False)
     weft.set_partition(net.second, 1)
@@ -241,7 +236,7 @@ def averages(of: Any, use: Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
 
 
 def average_weights(before: bool) -> None:
-    net = seeded(Two)
+    net = seeded(two)
     alone = copy.deepcopy(net)
     start(auto_partition=False)
     weft.set_partition(net.second, 1)

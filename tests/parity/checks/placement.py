@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
 
-from .. import models
 from .harness import (
     check,
     own_loss,

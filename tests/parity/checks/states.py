@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.training import step_of
 from weft.errors import UsageError
 
 from ..compare import on_device
@@ -34,11 +35,7 @@ class Wrapper(nn.Module):
         return self.module(x)
 
 
-@weft.step
-def step(model: Any, batch: Any) -> Tensor:
-    loss = squared_error(model, batch)
-    model.backward(loss)
-    return loss
+step = step_of(squared_error)
 
 
 def made(net: nn.Module) -> tuple[Any, Any]:

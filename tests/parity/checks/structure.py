@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import weft.torch as weft
+from tests import models
 from weft.errors import UsageError
 
-from .. import models
 from ..compare import device
-from .harness import (
-    ROWS,
-    WIDTH,
-    adamw,
-    check,
-    own_loss,
-    same_as_alone,
-    seeded,
-    start,
-    vectors,
-)
+from .harness import ROWS, WIDTH, adamw, check, own_loss, placed, same_as_alone, seeded, start, vectors
 
 
 def tokens(length: int = 6, steps: int = 3, rows: int = ROWS) -> list[dict[str, Tensor]]:
@@ -474,15 +464,8 @@ def modules_that_the_first_step_does_not_call() -> None:
     for places in ({"a": 0, "b": 1, "rare": 0}, {"a": 1, "b": 0, "rare": 1}):
         net = seeded(Net)
         alone = copy.deepcopy(net)
-        start(auto_partition=False, default_partition=0)
-        model = weft.DistributedModel(net)
-        for name, partition in places.items():
-            weft.set_partition(net.get_submodule(name), partition)
-
-        @weft.step
-        def step(model: Any, x: Tensor) -> Tensor:
-            return model(x)
-
+        model = placed(net, places)
+        step = weft.step(lambda model, x: model(x))
         x = vectors()[0]["x"]
         for way in (0, 1):
             net.way = alone.way = way
@@ -501,15 +484,16 @@ def leaves_that_keep_a_loss_in_an_attribute() -> None:
             self.loss = h.square().mean()
             return x + h.tanh()
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c, self.d = models.Block(), Leaf(), models.Block(), Leaf()
+    def net() -> nn.Module:
+        return models.Composed(
+            lambda net, x: net.d(net.c(net.b(net.a(x)))) + net.b.loss + net.d.loss,
+            a=models.Block(),
+            b=Leaf(),
+            c=models.Block(),
+            d=Leaf(),
+        )
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.d(self.c(self.b(self.a(x)))) + self.b.loss + self.d.loss
-
-    same_as_alone(seeded(Net), vectors())
+    same_as_alone(seeded(net), vectors())
 
 
 class Ragged(nn.Module):
@@ -551,19 +535,14 @@ def padded(module: Ragged, ragged: Tensor) -> Tensor:
 
 @check
 def nested_tensors_between_modules() -> None:
-    class Net(nn.Module):
-        def __init__(self, make: Any, use: Any) -> None:
-            super().__init__()
-            self.a, self.ragged, self.b = models.Block(), Ragged(make, use), models.Block()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.ragged(self.a(x)))
+    def net(make: Any, use: Any) -> nn.Module:
+        return models.Stack(a=models.Block(), ragged=Ragged(make, use), b=models.Block())
 
     for make, use in (
         (jagged, through_layers), (jagged, unbound), (strided, unbound), (strided, padded), (narrowed, through_layers),
         (narrowed, unbound),
     ):  # fmt: skip
-        same_as_alone(seeded(Net, make, use), vectors())
+        same_as_alone(seeded(net, make, use), vectors())
 
 
 @check

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 
-from .. import models
 from ..compare import Record, copies, gradients, train_alone
 from ..split import train_split
 from .harness import (
@@ -24,6 +25,7 @@ from .harness import (
     assert_same,
     check,
     own_loss,
+    placed,
     same_as_alone,
     seeded,
     sgd,
@@ -32,16 +34,10 @@ from .harness import (
     trained_alone,
     vectors,
 )
-from .modules import Normalised
+from .modules import normalised
 from .structure import attending_loss, numbered, sequences, tokens
 
-
-@weft.step
-def train_step(model: nn.Module, batch: Any) -> Tensor:
-    """One step of training with the usual loss."""
-    loss = squared_error(model, batch)
-    model.backward(loss)
-    return loss
+train_step = step_of(squared_error)
 
 
 @weft.step
@@ -99,7 +95,7 @@ def zeroed_gradients_may_stay_tensors() -> None:
 
 @check
 def switching_between_training_and_evaluation() -> None:
-    net = seeded(Normalised)
+    net = seeded(normalised)
     alone = copy.deepcopy(net)
     mine = sgd(alone.parameters())
     start()
@@ -140,7 +136,7 @@ def trained_one_step(net: nn.Module, batch: dict[str, Tensor], optimizer: torch.
 
 @check
 def evaluation_before_any_training() -> list[float]:
-    net = seeded(Normalised).eval()
+    net = seeded(normalised).eval()
     alone = copy.deepcopy(net)
     batch = vectors(rows=32)[0]
     start()
@@ -168,11 +164,7 @@ def evaluation_whose_results_require_gradients() -> None:
     alone = copy.deepcopy(net)
     start()
     model = weft.DistributedModel(net)
-
-    @weft.step
-    def step(model: nn.Module, x: Tensor) -> Tensor:
-        return model(x)
-
+    step = weft.step(lambda model, x: model(x))
     for batch in vectors():
         outputs = step(model, batch["x"]).concat()
         torch.testing.assert_close(outputs, alone(batch["x"]).detach(), rtol=1e-5, atol=1e-6)
@@ -356,20 +348,10 @@ def frozen_embedding_that_is_tied() -> None:
 
 @check
 def low_rank_adapters() -> None:
-    class Adapted(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.down = nn.Linear(base.in_features, 2, bias=False)
-            self.up = nn.Linear(2, base.out_features, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + self.up(self.down(x)) * 2
-
     def build() -> nn.Module:
         net = models.Chain().requires_grad_(False)
         for block in net.blocks:
-            block.up, block.down = Adapted(block.up), Adapted(block.down)
+            block.up, block.down = models.Adapter(block.up), models.Adapter(block.down)
         return net
 
     for places in (numbered("blocks", [0, 0, 1, 1]), None):
@@ -395,26 +377,18 @@ def parameters_without_a_gradient() -> None:
 
 @check
 def partition_without_a_trainable_parameter() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = nn.Tanh(), models.Block(), nn.Softplus()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.c(self.b(self.a(x)))
+    def net() -> nn.Module:
+        return models.Stack(a=nn.Tanh(), b=models.Block(), c=nn.Softplus())
 
     for places in ({"a": 0, "b": 1, "c": 0}, {"a": 1, "b": 0, "c": 1}, {"a": 1, "b": 1, "c": 1}):
-        same_as_alone(seeded(Net), vectors(), places=places, optimizer_of=adamw)
+        same_as_alone(seeded(net), vectors(), places=places, optimizer_of=adamw)
 
 
 @check
 def requires_grad_changes_between_steps() -> None:
     net = seeded(models.Chain)
     alone = copy.deepcopy(net)
-    start(auto_partition=False, default_partition=0)
-    model = weft.DistributedModel(net)
-    for name, partition in numbered("blocks", [0, 1, 0, 1]).items():
-        weft.set_partition(net.get_submodule(name), partition)
+    model = placed(net, numbered("blocks", [0, 1, 0, 1]))
     for step, batch in enumerate(vectors()):
         net.zero_grad()
         alone.zero_grad()

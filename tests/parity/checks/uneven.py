@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 from weft.errors import UsageError
 
-from .. import models
 from ..compare import Record, gradients, on_device
 from .changes import descend
 from .harness import MICROBATCHES, WIDTH, assert_same, check, seeded, start, vectors
 from .inputs import chain, plain, refused, uneven
-from .modules import Normalised
+from .modules import normalised
 from .training import evaluate
 
 ROWS, LENGTH, CLASSES = 8, 6, WIDTH
@@ -54,7 +55,7 @@ def fewer_rows_in_the_first_step() -> None:
 
 @check
 def evaluation_of_any_number_of_rows() -> None:
-    net = seeded(Normalised).eval()
+    net = seeded(normalised).eval()
     alone = copy.deepcopy(net)
     start()
     model = weft.DistributedModel(net)
@@ -141,13 +142,7 @@ def whole(loss_of: Callable[..., Tensor], weight: Callable[..., Any], seed: int 
     alone = copy.deepcopy(net)
     start(**settings)
     model = weft.DistributedModel(net)
-
-    @weft.step(weight=weight, allow_uneven=True)
-    def step(model: Any, x: Tensor, labels: Tensor) -> Tensor:
-        loss = loss_of(model, x, labels)
-        model.backward(loss)
-        return loss
-
+    step = step_of(loss_of, weight=weight, allow_uneven=True)
     mine, first = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(0)
     for rows in (8, 7, 3):
         batch = {name: value[:rows] for name, value in padded(mine).items()}

@@ -11,13 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests import models
+from tests.training import step_of
 from weft.errors import DivergenceError
 
-from .. import models
 from ..compare import Record, device, gradients
 from ..split import train_split
 from .changes import descend
-from .harness import MICROBATCHES, ROWS, WIDTH, assert_same, check, seeded, sgd, start, trained_alone, vectors
+from .harness import (
+    MICROBATCHES,
+    ROWS,
+    WIDTH,
+    assert_same,
+    check,
+    placed,
+    seeded,
+    sgd,
+    start,
+    trained_alone,
+    vectors,
+)
 from .structure import numbered
 
 
@@ -120,17 +133,8 @@ def mixed(body: Callable[..., Tensor], make: Callable[[torch.Generator], dict[st
     for places in (numbered("blocks", [0, 0, 1, 1]), numbered("blocks", [1, 0, 0, 1])):
         net = seeded(models.Chain)
         other = copy.deepcopy(net)
-        start(auto_partition=False, inputs="any")
-        model = weft.DistributedModel(net)
-        for name, partition in places.items():
-            weft.set_partition(net.get_submodule(name), partition)
-
-        @weft.step(**how)
-        def step(model: Any, **batch: Any) -> Tensor:
-            loss = body(model, **batch)
-            model.backward(loss)
-            return loss
-
+        model = placed(net, places, inputs="any")
+        step = step_of(body, **how)
         record, expected = Record(), Record()
         mine, first = (torch.Generator().manual_seed(seed) for seed in (20 + weft.rank(), 20))
         for _ in range(2):

@@ -34,6 +34,6 @@ def checks_of(worker: str) -> list[str]:
         for each in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
             if ast.unparse(each) == "check":
                 found.append(node.name)
-            elif isinstance(each, ast.Call) and ast.unparse(each.func) == "of_each":
+            elif isinstance(each, ast.Call) and ast.unparse(each.func) == "check.of_each":
                 found += [f"{node.name}[{ast.literal_eval(name)}]" for name in each.args]
     return found

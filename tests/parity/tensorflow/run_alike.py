@@ -13,18 +13,12 @@ import keras
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import begin, near, rank_of
+from tests.parity.tensorflow.harness import Checks, begin, near
 from tests.parity.tensorflow.run_keras import seeded, told
-from tests.parity.worker import arguments, work
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
+check = Checks()
 TAU = 0.25
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def follow(target: Any, model: Any, tau: float = TAU, kind: str = "variables") -> None:
@@ -239,11 +233,5 @@ def what_cannot_be_split_alike_is_told(partitions: int) -> None:
         )
 
 
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

@@ -5,7 +5,6 @@ weft run -n 2 tests/parity/tensorflow/run_checks.py NAME ...
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,82 +12,25 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_cases import difference
-from tests.parity.worker import arguments, work
+from tests.parity.tensorflow.harness import (
+    Checks,
+    M,
+    begin,
+    build,
+    data,
+    loss_of,
+    near,
+    parts,
+    place,
+    plain_gradients,
+    refuses,
+    same_gradients,
+    step_of,
+)
 from weft.errors import ConfigError, PlacementError, SplitError, UsageError
 
 L = keras.layers
-M = 4
-CHECKS: dict[str, Callable[[int], None]] = {}
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def begin(partitions: int, **settings: Any) -> None:
-    weft.init({"partitions": partitions, "microbatches": M, **settings})
-
-
-def build(seed: int = 3, layers: int = 4, dropout: float = 0.0) -> Any:
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(seed)
-    parts = [L.Input((6,))]
-    for _ in range(layers):
-        parts += [L.Dense(8, "tanh"), L.Dropout(dropout)]
-    return keras.Sequential([*parts, L.Dense(3)])
-
-
-def data(rows: int = 8, seed: int = 0) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    return tf.constant(rng.normal(size=(rows, 6)), tf.float32), tf.constant(rng.integers(0, 3, rows))
-
-
-def loss_of(labels: Any, predictions: Any) -> Any:
-    return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(labels, predictions, from_logits=True))
-
-
-def parts(*tensors: Any, count: int = M) -> list[tuple[Any, ...]]:
-    return list(zip(*(tf.split(each, count) for each in tensors), strict=True))
-
-
-def near(one: Any, other: Any, what: str, tolerance: float = 1e-5) -> None:
-    found = difference(one, other)
-    assert found <= tolerance, f"{what} differs by {found:.1e}: {str(one)[:200]} and {str(other)[:200]}"
-
-
-def place(model: Any) -> dict[int, int]:
-    return {id(variable): number for number, variable in enumerate(model.module.trainable_variables)}
-
-
-def same_gradients(model: Any, gradients: Any, expected: list[Any], what: str = "a gradient") -> None:
-    """``gradients``: of this rank's variables; ``expected``: of all."""
-    numbers = place(model)
-    own = [numbers[id(variable)] for variable in model.trainable_variables]
-    assert len(gradients) == len(own), (len(gradients), len(own))
-    for gradient, number in zip(gradients, own, strict=True):
-        mean = gradient.accumulate() if isinstance(gradient, weft.StepOutput) else gradient
-        near(tf.convert_to_tensor(mean), expected[number], f"{what} of variable {number}")
-
-
-def plain_gradients(model: Any, x: Any, y: Any, change: Callable[[list[Any]], list[Any]] = list) -> list[Any]:
-    """The mean over microbatches in one process; ``change``: what the step does with each microbatch's gradients."""
-    found = []
-    for a, b in parts(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        found.append(change(tape.gradient(loss, model.trainable_variables)))
-    return [tf.add_n(list(each)) / M for each in zip(*found, strict=True)]
-
-
-def refuses(kind: type[BaseException], text: str, call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), f"{text!r} is not in {error}"
-        return
-    raise AssertionError(f"{text!r} was not raised")
+check = Checks()
 
 
 @check
@@ -135,13 +77,7 @@ def clipping_outside(partitions: int) -> None:
     whole = plain_gradients(build(), x, y)
     expected, norm = tf.clip_by_global_norm(whole, 0.1)
     model = weft.DistributedModel(build())
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        return tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     own = [each.accumulate() for each in step(x, y)]
     for name, function in {
         "weft's": weft.clip_by_global_norm,
@@ -167,13 +103,7 @@ def optimizers_that_clip(partitions: int) -> None:
     for options in ({"global_clipnorm": 0.1}, {"clipnorm": 0.05}, {"clipvalue": 0.01}):
         plain, model = build(), weft.DistributedModel(build())
         first, second = (keras.optimizers.SGD(0.1, momentum=0.9, **options) for _ in range(2))
-
-        @weft.step
-        def step(a: Any, b: Any, model: Any = model) -> Any:
-            with tf.GradientTape() as tape:
-                loss = loss_of(b, model(a, training=True))
-            return tape.gradient(loss, model.trainable_variables)
-
+        step = step_of(model)
         for _ in range(3):
             first.apply_gradients(zip(plain_gradients(plain, x, y), plain.trainable_variables, strict=True))
             found = [each.accumulate() for each in step(x, y)]
@@ -192,13 +122,7 @@ def wrong_pairs_are_refused(partitions: int) -> None:
     begin(partitions)
     x, y = data()
     model = weft.DistributedModel(build())
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        return tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     found = [each.accumulate() for each in step(x, y)]
     variables = model.trainable_variables
     if len(variables) > 1:
@@ -241,7 +165,7 @@ def gradients_of_what_another_step_has_given_away(partitions: int) -> None:
     first, second = build(1), build(2)
     one, other = weft.DistributedModel(build(1)), weft.DistributedModel(build(2))
 
-    def step_of(model: Any) -> Any:
+    def step_of_both(model: Any) -> Any:
         @weft.step
         def step(a: Any, b: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -251,7 +175,7 @@ def gradients_of_what_another_step_has_given_away(partitions: int) -> None:
         return step
 
     for model, plain in ((one, first), (other, second)):
-        found = step_of(model)(x, y)
+        found = step_of_both(model)(x, y)
         own = [variable for each in (one, other) for variable in each.trainable_variables]
         assert len(found) == len(own), (len(found), len(own))
         numbers, expected = place(model), plain_gradients(plain, x, y)
@@ -327,13 +251,7 @@ def evaluation_and_new_shapes(partitions: int) -> None:
     x, y = data()
     plain, model = build(dropout=0.5), weft.DistributedModel(build(dropout=0.5))
 
-    @weft.step
-    def train(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    traces = []
+    train, traces = step_of(model), []
 
     @weft.step
     def evaluate(a: Any, scale: float) -> Any:
@@ -491,14 +409,8 @@ def placed_by_hand(partitions: int) -> None:
     keras.utils.set_random_seed(5)
     model = Model()
     x, y = data()
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a))
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    loss, found = step(x, y)
+    step = step_of(model)
+    found = step(x, y)
     own = {variable.path.split("/")[-2] for variable in model.trainable_variables}
     expected = {f"part{i}" for i in range(4) if i % partitions == weft.pp_rank()}
     expected |= {"last"} if weft.pp_rank() == partitions - 1 else set()
@@ -528,13 +440,7 @@ def other_schedules(partitions: int) -> None:
     ):  # fmt: skip
         begin(partitions, **settings)
         model = weft.DistributedModel(build(layers=6))
-
-        @weft.step
-        def step(a: Any, b: Any, model: Any = model) -> Any:
-            with tf.GradientTape() as tape:
-                loss = loss_of(b, model(a, training=True))
-            return tape.gradient(loss, model.trainable_variables)
-
+        step = step_of(model)
         same_gradients(model, step(x, y), expected, f"with {settings} a gradient")
     refuses(
         ConfigError,
@@ -634,6 +540,29 @@ def values_of_other_ranks_are_not_read(partitions: int) -> None:
     refuses(UsageError, "is called inside of a function that @weft.step decorates", lambda: model(x))
 
 
+def same_fits(kit: Any, plain: Any, model: Any, x: Any, y: Any) -> None:
+    """Two models of this Keras train, predict and evaluate alike."""
+    histories = []
+    for net in (plain, model):
+        net.compile(
+            kit.optimizers.Adam(0.01),
+            kit.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        history = net.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:16], y[:16])
+        )
+        histories.append(history.history)
+    for name, values in histories[0].items():
+        near(histories[1][name], values, f"{name} of fit", 1e-4)
+    near(model.predict(x, batch_size=8, verbose=0), plain(x, training=False), "predictions", 1e-4)
+    found, expected = (
+        net.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) for net in (model, plain)
+    )
+    for name, value in expected.items():
+        near(found[name], value, f"{name} of evaluate", 1e-4)
+
+
 @check
 def fit(partitions: int) -> None:
     begin(partitions)
@@ -648,26 +577,8 @@ def fit(partitions: int) -> None:
         def call(self, a: Any, training: Any = None) -> Any:
             return self.net(a, training=training)
 
-    histories = []
     other = Microbatches(plain)
-    for net in (other, model):
-        net.compile(
-            keras.optimizers.Adam(0.01),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-        history = net.fit(
-            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:16], y[:16])
-        )
-        histories.append(history.history)
-    for name, values in histories[0].items():
-        near(histories[1][name], values, f"{name} of fit", 1e-4)
-    near(model.predict(x, batch_size=8, verbose=0), plain(x, training=False), "predictions", 1e-4)
-    found, expected = (
-        net.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) for net in (model, other)
-    )
-    for name, value in expected.items():
-        near(found[name], value, f"{name} of evaluate", 1e-4)
+    same_fits(keras, other, model, x, y)
     rest = [net.evaluate(x[:13], y[:13], batch_size=8, verbose=0, return_dict=True) for net in (model, other)]
     near(rest[0]["loss"], rest[1]["loss"], "the loss with a rest", 1e-4)
     refuses(UsageError, "steps_per_execution=2", lambda: model.compile("sgd", "mse", steps_per_execution=2))
@@ -693,17 +604,11 @@ def keras_two(partitions: int) -> None:
 
     plain, model = made(), weft.DistributedModel(made())
     first, second = (tf_keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1) for _ in range(2))
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        return loss, tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     for _ in range(3):
         expected = plain_gradients(plain, x, y)
         first.apply_gradients(zip(expected, plain.trainable_variables, strict=True))
-        _, found = step(x, y)
+        found = step(x, y)
         second.apply_gradients(
             zip([each.accumulate() for each in found], model.trainable_variables, strict=True)
         )
@@ -734,25 +639,8 @@ def fit_of_keras_two(partitions: int) -> None:
         net.build((None, 6))
         return net
 
-    plain, model, histories = made(), weft.DistributedModel(made()), []
-    for net in (plain, model):
-        net.compile(
-            tf_keras.optimizers.Adam(0.01),
-            tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-        history = net.fit(
-            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:16], y[:16])
-        )
-        histories.append(history.history)
-    for name, values in histories[0].items():
-        near(histories[1][name], values, f"{name} of fit", 1e-4)
-    near(model.predict(x, batch_size=8, verbose=0), plain(x, training=False), "predictions", 1e-4)
-    found, expected = (
-        net.evaluate(x, y, batch_size=8, verbose=0, return_dict=True) for net in (model, plain)
-    )
-    for name, value in expected.items():
-        near(found[name], value, f"{name} of evaluate", 1e-4)
+    plain, model = made(), weft.DistributedModel(made())
+    same_fits(tf_keras, plain, model, x, y)
     assert len(model.trainable_variables) < len(plain.trainable_variables)
     refuses(UsageError, "steps_per_execution=2", lambda: model.compile("sgd", "mse", steps_per_execution=2))
 
@@ -787,16 +675,5 @@ def objects_between_ranks(partitions: int) -> None:
     refuses(UsageError, "allgather() was called while a graph is traced", lambda: step(tf.ones([8])))
 
 
-def rank_of(partitions: int) -> int:
-    begin(partitions)
-    return weft.rank()
-
-
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

@@ -19,29 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import begin, near, rank_of, refuses
+from tests.parity.tensorflow.harness import Checks, begin, near, refuses
 from tests.parity.tensorflow.run_keras import CROSS, Tagger, rows, seeded, words
-from tests.parity.worker import arguments, work
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.tensorflow.private.weight_files import KeptFile
 from weft.tensorflow.session.session import is_here
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def of_each(*names: str) -> Callable[[Callable[[str, int], None]], None]:
-    """Makes a check of a function for each of `names`, which it is called with."""
-
-    def register(function: Callable[[str, int], None]) -> None:
-        CHECKS.update({f"{function.__name__}[{name}]": functools.partial(function, name) for name in names})
-
-    return register
+check = Checks()
 
 
 def folder() -> Path:
@@ -199,7 +184,9 @@ OPTIMIZERS: dict[str, Callable[[float], Any]] = {
 }
 
 
-@of_each("rows-and-columns", "own", "SGD", "Nadam", "averages", "loss-scale", "accumulation", "schedule")
+@check.of_each(
+    "rows-and-columns", "own", "SGD", "Nadam", "averages", "loss-scale", "accumulation", "schedule"
+)
 def weights_there_and_back(name: str, partitions: int) -> None:
     begin(partitions)
     where, optimizer = folder(), OPTIMIZERS[name]
@@ -275,7 +262,7 @@ def weights_before_and_after_wrapping(partitions: int) -> None:
             same_values([model.predict(x, verbose=0)], [expected], name)
 
 
-@of_each("weights.h5", "weights.json", "keras")
+@check.of_each("weights.h5", "weights.json", "keras")
 def files_read_by_parts(name: str, partitions: int) -> None:
     begin(partitions, verify="off")  # the first rank makes no copy of the model
     where = folder()
@@ -544,11 +531,5 @@ def full(net: Any, path: Any, *args: Any, **kwargs: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

@@ -16,19 +16,19 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import begin, near, rank_of, refuses, same_gradients
-from tests.parity.worker import arguments, work
+from tests.parity.tensorflow.harness import (
+    Checks,
+    begin,
+    near,
+    refuses,
+    same_gradients,
+)
 from weft.errors import UsageError
 from weft.tensorflow.verify.one_process import Proof
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
+check = Checks()
 CROSS = keras.losses.SparseCategoricalCrossentropy
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def seeded(make: Callable[[], Any]) -> Any:
@@ -720,11 +720,5 @@ def uneven_batches_in_double_precision(partitions: int) -> None:
         keras.config.set_floatx("float32")
 
 
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

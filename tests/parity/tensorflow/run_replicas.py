@@ -16,16 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import near
-from tests.parity.worker import arguments, work
+from tests.parity.tensorflow.harness import Checks, near
 
 L, optimizers = keras.layers, keras.optimizers
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
+check = Checks()
 
 
 def begin(_: int) -> int:
@@ -67,7 +61,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 @check
-def embeddings() -> None:
+def embeddings(_: int) -> None:
     """Rows of a gradient count one by one in Keras's optimizers, and one process has those of all copies."""
     x = words()
     y = x.sum(1, keepdims=True).astype("float32") / 20
@@ -97,7 +91,7 @@ def embeddings() -> None:
 
 
 @check
-def embeddings_in_fit() -> None:
+def embeddings_in_fit(_: int) -> None:
     x = words()
     y = x.sum(1, keepdims=True) / 20
     found = []
@@ -191,7 +185,7 @@ def alike(told: Any, expected: Any, what: str) -> None:
 
 
 @check
-def callbacks_decide_alike() -> None:
+def callbacks_decide_alike(_: int) -> None:
     """They are told what one process is told, also where the copies' own numbers would decide otherwise."""
     x, y, more_x, more_y = numbers()
     halves = [(more_x[at::2], more_y[at::2]) for at in (0, 1)]
@@ -235,7 +229,7 @@ def callbacks_decide_alike() -> None:
 
 
 @check
-def logs_of_own_metrics() -> None:
+def logs_of_own_metrics(_: int) -> None:
     x, y, more_x, more_y = numbers()
     told = []
     for wrap in (lambda net: net, weft.DistributedModel):
@@ -255,7 +249,7 @@ def logs_of_own_metrics() -> None:
 
 
 @check
-def losses_that_are_no_means() -> None:
+def losses_that_are_no_means(_: int) -> None:
     """Copies are added up by what Keras divides a loss by, as microbatches are."""
     x, y, _, _ = numbers()
     weights = np.random.default_rng(4).random(len(x)) + np.arange(len(x)) % 2
@@ -317,7 +311,7 @@ class Held(keras.Model):
 
 
 @check
-def a_plain_class_that_holds_a_split_model() -> None:
+def a_plain_class_that_holds_a_split_model(_: int) -> None:
     """Its callbacks are told the numbers of all replicas, and decide alike."""
     x, y, more_x, more_y = numbers()
     told = []
@@ -336,7 +330,7 @@ def a_plain_class_that_holds_a_split_model() -> None:
 
 
 @check
-def a_number_that_is_none() -> None:
+def a_number_that_is_none(_: int) -> None:
     """In the data of one copy: all end."""
     x, y, _, _ = numbers()
     x[12] = np.nan
@@ -350,11 +344,5 @@ def a_number_that_is_none() -> None:
     )
 
 
-def run(name: str, _: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name]()
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, begin)
+    check.work(begin)

@@ -5,7 +5,7 @@ weft run -n 2 tests/parity/tensorflow/run_variables.py NAME ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,26 +14,21 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import (
+from tests.parity.tensorflow.harness import (
+    Checks,
     begin,
     data,
-    loss_of,
     near,
     place,
     plain_gradients,
     same_gradients,
+    step_of,
 )
-from tests.parity.worker import arguments, work
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
+check = Checks()
 WIDTH = 16
 LAYERS = 5
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def build(with_input: bool) -> Any:
@@ -66,13 +61,7 @@ def train(model: Any, plain: Any, made: list[int]) -> None:
     """Three steps, the first of which makes the values, beside one process."""
     x, y = data()
     first, second = (keras.optimizers.Adam(0.01) for _ in range(2))
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a, training=True))
-        return tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     for _ in range(3):
         expected = plain_gradients(plain, x, y)
         found = [each.accumulate() for each in step(x, y)]
@@ -121,13 +110,7 @@ def that_are_read_before(partitions: int) -> None:
     for each in (net, plain):
         each.variables[2].assign(changed)
     x, y = data()
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a))
-        return tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     same_gradients(model, step(x, y), plain_gradients(plain, x, y))
     own = {id(variable) for variable in model.variables}
     for variable in model.all_variables():
@@ -162,26 +145,9 @@ def whose_initialisers_have_a_state(partitions: int) -> None:
     with weft.delay_param_initialization():
         model = weft.DistributedModel(made())
     x, y = data()
-
-    @weft.step
-    def step(a: Any, b: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(b, model(a))
-        return tape.gradient(loss, model.trainable_variables)
-
+    step = step_of(model)
     same_gradients(model, step(x, y), plain_gradients(plain, x, y))
 
 
-def rank_of(partitions: int) -> int:
-    begin(partitions)
-    return weft.rank()
-
-
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

@@ -13,19 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import rank_of
+from tests.parity.tensorflow.harness import Checks
 from tests.parity.tensorflow.run_keras import CROSS, classifier, rows, seeded, tagger, told, words
-from tests.parity.worker import arguments, work
 from weft.errors import PeerError, VerifyError
 from weft.tensorflow.session.session import session
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
+check = Checks()
 
 
 def begin(partitions: int, **settings: Any) -> None:
@@ -218,11 +212,5 @@ def wrong_state(partitions: int) -> None:
     wrong("state", partitions)
 
 
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

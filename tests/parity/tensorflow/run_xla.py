@@ -14,16 +14,20 @@ import numpy as np
 import tensorflow as tf
 
 import weft.tensorflow as weft
-from tests.parity.tensorflow.run_checks import M, begin, build, data, loss_of, near, parts, same_gradients
-from tests.parity.worker import arguments, work
+from tests.parity.tensorflow.harness import (
+    Checks,
+    M,
+    begin,
+    build,
+    data,
+    loss_of,
+    near,
+    parts,
+    same_gradients,
+)
 
 L = keras.layers
-CHECKS: dict[str, Callable[[int], None]] = {}
-
-
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
+check = Checks()
 
 
 def body(model: Any, a: Any, b: Any) -> Any:
@@ -220,16 +224,5 @@ def loops(partitions: int) -> None:
     same_gradients(model, step(x, y)[0], expected)
 
 
-def rank_of(partitions: int) -> int:
-    begin(partitions)
-    return weft.rank()
-
-
-def run(name: str, partitions: int) -> tuple[str, dict[str, Any]]:
-    """A check raises if something is wrong."""
-    CHECKS[name](partitions)
-    return "", {}
-
-
 if __name__ == "__main__":
-    work(arguments(list(CHECKS)), run, rank_of)
+    check.work()

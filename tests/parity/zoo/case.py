@@ -7,12 +7,16 @@ general way, so that one process and several can be compared to the last digits.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from tests.parity.compare import Record, train_alone
+from tests.parity.worker import BeforeSplit
 
 Batch = dict[str, Tensor]
 
@@ -54,6 +58,24 @@ class Case:
         if self.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=self.learning_rate, eps=1e-3)
         return torch.optim.SGD(parameters, lr=self.learning_rate)
+
+    def loss_of(self, model: Any, batch: Batch) -> Tensor:
+        """The loss of one microbatch."""
+        return self.loss(model(**batch, **self.options))
+
+    def batches(self) -> list[Batch]:
+        """The batches of all steps."""
+        return [self.batch(step) for step in range(STEPS)]
+
+    def trained_alone(self, microbatches: int = MICROBATCHES) -> tuple[nn.Module, Record]:
+        """A model that is not trained, and what one process makes of it."""
+        try:
+            net = self.build()
+            alone = copy.deepcopy(net)
+            optimizer = self.optimizer_for(alone.parameters())
+            return net, train_alone(alone, self.batches(), self.loss_of, optimizer, microbatches)
+        except Exception as broken:
+            raise BeforeSplit(f"not trained in one process: {broken!r}") from broken
 
 
 CASES: dict[str, Case] = {}

@@ -28,3 +28,9 @@ def init(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield start
     weft.shutdown()
     torch.set_rng_state(state)
+
+
+@pytest.fixture
+def job(init: Callable[..., None]) -> None:
+    """A job of this process alone, with the settings that nobody set."""
+    init()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
+from tests import models
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.session.random_streams import Streams
 from weft.torch.trace.dry_run import Snapshot
@@ -15,44 +18,28 @@ CPU = torch.device("cpu")
 WIDTH = 8
 
 
-class Block(nn.Module):
-    """A residual block [B, W] -> [B, W]."""
+class Block(models.Block):
+    """A residual block [B, W] -> [B, W] of two linears."""
 
     def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
+        super().__init__(width, between=torch.tanh, norm=None)
 
 
-class Chain(nn.Module):
+class Chain(models.Chain):
     def __init__(self, depth: int = 4, width: int = WIDTH) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(depth, lambda: Block(width))
 
 
-class Tied(nn.Module):
+class Tied(Chain):
     """The first matrix is the last one too."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        super().__init__(3)
+        self.first, self.last = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
         self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.last(x)
+        return self.last(super().forward(self.first(x)))
 
 
 class Leaking(nn.Module):
@@ -93,6 +80,11 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return self.out(self.drop(self.norm(x))) + self.table
+
+
+def linears(names: Iterable[str]) -> dict[str, nn.Module]:
+    """Linear layers by name, for `models.Composed`."""
+    return {name: nn.Linear(WIDTH, WIDTH) for name in names}
 
 
 def traced(net: nn.Module, rows: int = 4, backward: bool = True, split: bool = False) -> Trace:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import weft.torch as weft
+from tests.training import squares, step_of
 from tests.unit.torch.networks import Chain
 from weft.errors import UsageError
 
@@ -69,13 +70,7 @@ def test_schedulers_take_the_wrapper_and_what_is_wrapped(name: str, wrapped: boo
     model = weft.DistributedModel(net)
     inner = sgd(model.parameters())
     outer = weft.DistributedOptimizer(inner)
-
-    @weft.step
-    def train_step(model: Any, x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    train_step = step_of(squares)
     scheduler = SCHEDULERS[name](outer if wrapped else inner)
     actual = rates_and_weights(net, outer, scheduler, lambda: train_step(model, x).reduce_mean())
     assert actual[0] == expected[0]

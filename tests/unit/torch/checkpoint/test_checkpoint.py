@@ -24,14 +24,9 @@ from weft.errors import CheckpointError, UsageError
 
 from .training import assert_equal, made, saved, train, values
 
+pytestmark = pytest.mark.usefixtures("job")
+
 OLD = Path(__file__).parents[3] / "data" / "checkpoints"
-
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
 
 
 def resign(folder: Path) -> None:

@@ -18,14 +18,9 @@ from weft.errors import CheckpointError
 
 from .training import assert_equal, made, saved, values
 
+pytestmark = pytest.mark.usefixtures("job")
+
 NOBODY = 65534
-
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
 
 
 @pytest.fixture

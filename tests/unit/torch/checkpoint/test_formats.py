@@ -12,16 +12,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import weft.torch as weft
+from tests.training import own_loss, step_of
 from weft.errors import CheckpointError, UsageError
 
 from .training import assert_equal, made, saved, train, values
 
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
+pytestmark = pytest.mark.usefixtures("job")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -128,13 +124,7 @@ def wrapped_gpt2(transformers, seed):
     net = gpt2(transformers, seed)
     model = weft.DistributedModel(net)
     optimizer = weft.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
-
-    @weft.step
-    def step(model, tokens):
-        loss = model(input_ids=tokens, labels=tokens).loss
-        model.backward(loss)
-        return loss
-
+    step = step_of(own_loss)
     step(model, torch.randint(40, (4, 8)))
     optimizer.step()
     return net, model, optimizer

@@ -16,12 +16,7 @@ from weft.torch.checkpoint.formats.source import Distributed, open_source
 
 from .training import made, saved, train, values
 
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
+pytestmark = pytest.mark.usefixtures("job")
 
 
 class Evil:

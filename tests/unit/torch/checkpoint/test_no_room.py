@@ -15,15 +15,11 @@ from weft.torch.session import current
 from .training import made, saved
 
 # Python 3.13 tells that a stream of torch.distributed.checkpoint, whose save has failed, is flushed when it is freed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.usefixtures("job"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 FORMATS = ["torch", "safetensors", "huggingface", "distributed"]
-
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
 
 
 @pytest.fixture

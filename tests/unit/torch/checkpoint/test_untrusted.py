@@ -20,18 +20,14 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, StorageMeta
 
 import weft.torch as weft
+from tests.training import step_of
 from tests.unit.test_untrusted import little_memory
 from weft.errors import CheckpointError
 from weft.torch.placed.plan import Plan
 
 from .training import made, saved, train, values
 
-
-@pytest.fixture(autouse=True)
-def job():
-    weft.init({})
-    yield
-    weft.shutdown()
+pytestmark = pytest.mark.usefixtures("job")
 
 
 # --- folders of torch.distributed.checkpoint ------------------------------------------------------------------
@@ -39,13 +35,7 @@ def job():
 
 def small() -> weft.DistributedModel:
     model = weft.DistributedModel(nn.Linear(4, 4, bias=False))
-
-    @weft.step
-    def step(model, x):
-        loss = model(x).sum()
-        model.backward(loss)
-        return loss
-
+    step = step_of(lambda model, x: model(x).sum())
     step(model, torch.ones(2, 4))
     return model
 

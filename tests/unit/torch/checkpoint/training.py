@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
+from tests.training import squares, step_of
 
 
 def made(seed: int = 0) -> tuple[weft.DistributedModel, weft.DistributedOptimizer]:
@@ -20,12 +21,7 @@ def made(seed: int = 0) -> tuple[weft.DistributedModel, weft.DistributedOptimize
 
 
 def train(model, optimizer) -> None:
-    @weft.step
-    def step(model, x):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        return loss
-
+    step = step_of(squares)
     optimizer.zero_grad()
     step(model, torch.randn(8, 4))
     optimizer.step()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import weft.torch as weft
+from tests.training import squares, step_of
 from tests.unit.torch.networks import Chain
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.offload import activations as module
@@ -124,13 +125,7 @@ def test_steps_of_one_process(checkpoints: bool, init: Callable[..., None], copi
         for part in net[:2] if checkpoints else ():
             set_activation_checkpointing(part)
         model = weft.DistributedModel(net)
-
-        @weft.step
-        def step(model: Any, x: Tensor) -> Tensor:
-            loss = model(x).square().mean()
-            model.backward(loss)
-            return loss
-
+        step = step_of(squares)
         loss = step(model, x).reduce_mean()
         found.append([loss.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)])
         assert bool(copied) == bool(settings)

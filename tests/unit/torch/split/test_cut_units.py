@@ -5,19 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests import models
 from weft.graph import Graph, Unit
 from weft.torch.example_graph import Example, traced_graph
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(self.norm(x))))
+def block(inside: int = 32) -> nn.Module:
+    return models.Block(8, inside, torch.relu)
 
 
 def traced(model: nn.Module, units: int) -> dict[str, Unit]:
@@ -29,7 +23,7 @@ def traced(model: nn.Module, units: int) -> dict[str, Unit]:
 
 
 def test_blocks_have_shares_and_sums():
-    found = traced(nn.Sequential(Block(), Block()), units=2)
+    found = traced(nn.Sequential(block(), block()), units=2)
     parameters = 8 * 32 + 32 + 32 * 8 + 8
     for unit in found.values():
         assert unit.cut_share == parameters / (parameters + 16)
@@ -37,7 +31,7 @@ def test_blocks_have_shares_and_sums():
 
 
 def test_single_layers_are_cut_with_those_between_which_tensors_are_in_parts():
-    found = traced(nn.Sequential(Block(), Block(), nn.Linear(8, 3)), units=64)
+    found = traced(nn.Sequential(block(), block(), nn.Linear(8, 3)), units=64)
     assert [found[name].cut_share for name in ("0.norm", "0.up", "0.down", "2")] == [0.0, 1.0, 1.0, 0.0]
     assert found["0.up"].cut_group == found["0.down"].cut_group != found["1.up"].cut_group
     assert (found["0.up"].cut_bytes, found["0.down"].cut_bytes) == (0, 4 * 8 * 4)
@@ -45,32 +39,14 @@ def test_single_layers_are_cut_with_those_between_which_tensors_are_in_parts():
 
 
 def test_ranks_that_do_not_divide_the_layer_are_no_choice():
-    class Narrow(Block):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
-
-    found = traced(nn.Sequential(Narrow(), Narrow()), units=2)
+    found = traced(nn.Sequential(block(12), block(12)), units=2)
     assert {unit.cut_ranks for unit in found.values()} == {4}
 
 
 def test_experts_of_their_own_are_shared_out_and_add_up_once():
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.router = nn.Linear(8, 4)
-            self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-        def forward(self, x):
-            weights, chosen = self.router(x).softmax(-1).topk(2, -1)
-            result = torch.zeros_like(x)
-            for number, expert in enumerate(self.experts):
-                row, nth = torch.where(chosen == number)
-                result = result.index_add(0, row, expert(x[row]) * weights[row, nth, None])
-            return result
-
     torch.manual_seed(0)
-    found = traced(nn.Sequential(Mixture(), nn.Linear(8, 3)), units=64)
+    mixture = models.Mixture(8, lambda: nn.Linear(8, 8))
+    found = traced(nn.Sequential(mixture, nn.Linear(8, 3)), units=64)
     experts = [found[f"0.experts.{number}"] for number in range(4)]
     assert {(unit.cut_share, unit.cut_ranks, unit.cut_group) for unit in experts} == {(1.0, 4, "0")}
     assert sum(unit.cut_bytes for unit in experts) == 4 * 8 * 4

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import weft.torch as weft
+from tests import models
 from tests.unit.torch.networks import WIDTH, Block, Chain, Leaking, Normed, Tied, traced
 from weft.config import Settings
 from weft.errors import PlacementError
@@ -138,15 +139,8 @@ def test_loads_stay_even_where_a_shared_parameter_sends_microbatches_back():
 
 
 def test_program_order_counts_not_the_order_of_registration():
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last, self.first = Block(), Block()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.first(x))
-
-    assert where(choice_of(tree_of(Backwards()))) == {"first": 0, "last": 1}
+    backwards = models.Composed(lambda net, x: net.last(net.first(x)), last=Block(), first=Block())
+    assert where(choice_of(tree_of(backwards))) == {"first": 0, "last": 1}
 
 
 @pytest.mark.parametrize("partitions", [2, 3])
@@ -170,16 +164,11 @@ def test_modules_without_state_float_and_those_with_buffers_only_are_opened():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.table
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.positions, self.act, self.norm = Positions(), nn.ReLU(), Normed()
-            self.block = Block()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(self.norm(self.act(x + self.positions(x))))
-
-    tree = tree_of(Net())
+    net = models.Composed(
+        lambda net, x: net.block(net.norm(net.act(x + net.positions(x)))),
+        positions=Positions(), act=nn.ReLU(), norm=Normed(), block=Block(),
+    )  # fmt: skip
+    tree = tree_of(net)
     pieces = {piece.name: piece.floating for piece in tree.pieces({""})}
     assert pieces == {"act": True, "norm": False, "block": False}
     assert tree.always_opened("positions") and not tree.always_opened("norm")
@@ -187,16 +176,10 @@ def test_modules_without_state_float_and_those_with_buffers_only_are_opened():
 
 
 def test_parameters_used_in_glue_go_with_the_unit_before_them():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(100_000))
-            self.one, self.two = Block(), Block()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.two(self.one(x)) * self.scale[:WIDTH]
-
-    net = Net()
+    net = models.Composed(
+        lambda net, x: net.two(net.one(x)) * net.scale[:WIDTH],
+        scale=nn.Parameter(torch.ones(100_000)), one=Block(), two=Block(),
+    )  # fmt: skip
     tree = tree_of(net)
     pieces = tree.pieces({""})
     assert [(p.shape, piece.name) for p, piece in tree.glue_parameters(pieces)] == [((100_000,), "two")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.unit.torch.networks import CPU, WIDTH, Block
+from tests import models
+from tests.unit.torch.networks import CPU, WIDTH, Block, linears
 from weft.torch.session.random_streams import Streams
 from weft.torch.trace.dry_run import Snapshot
 from weft.torch.trace.trace import trace
@@ -44,16 +46,11 @@ def test_a_residual_goes_around_what_is_between():
 
 
 def test_two_branches_and_a_long_way():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+    def run(net: Any, x: Tensor) -> Tensor:
+        one, other = net.a(x), net.b(x)
+        return net.d(torch.cat([one, other, net.c(one)], 0)[:ROWS])
 
-        def forward(self, x: Tensor) -> Tensor:
-            one, other = self.a(x), self.b(x)
-            return self.d(torch.cat([one, other, self.c(one)], 0)[:ROWS])
-
-    assert flows(Net(), ["a", "b", "c", "d"]) == [
+    assert flows(models.Composed(run, **linears("abcd")), ["a", "b", "c", "d"]) == [
         ("a", ("c",), SIZE),
         ("b", ("c",), SIZE),
         ("c", ("d",), SIZE),
@@ -61,40 +58,27 @@ def test_two_branches_and_a_long_way():
 
 
 def test_results_in_structures_are_found():
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(WIDTH, WIDTH)
+    def pair(net: Any, x: Tensor) -> dict[str, object]:
+        y = net.inner(x)
+        return {"value": y, "more": [y[:1], x]}
 
-        def forward(self, x: Tensor) -> dict[str, object]:
-            y = self.inner(x)
-            return {"value": y, "more": [y[:1], x]}
+    def run(net: Any, x: Tensor) -> Tensor:
+        found = net.pair(x)
+        return net.out(found["more"][0]) + found["more"][1]
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pair, self.out = Pair(), nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            found = self.pair(x)
-            return self.out(found["more"][0]) + found["more"][1]
-
-    assert flows(Net(), ["pair", "out"]) == [("pair", ("out",), SIZE // ROWS)]
+    net = models.Composed(run, pair=models.Composed(pair, **linears(["inner"])), **linears(["out"]))
+    assert flows(net, ["pair", "out"]) == [("pair", ("out",), SIZE // ROWS)]
 
 
 def test_what_is_written_in_place_is_newer():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+    def run(net: Any, x: Tensor) -> Tensor:
+        y = net.a(x)
+        z = net.b(y.detach())
+        y += z
+        return net.c(y)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.a(x)
-            z = self.b(y.detach())
-            y += z
-            return self.c(y)
-
-    assert flows(Net(), ["a", "b", "c"]) == [("a", ("b",), SIZE), ("a", ("b",), SIZE), ("b", ("c",), SIZE)]
+    net = models.Composed(run, **linears("abc"))
+    assert flows(net, ["a", "b", "c"]) == [("a", ("b",), SIZE), ("a", ("b",), SIZE), ("b", ("c",), SIZE)]
 
 
 def test_a_unit_that_is_called_again_gets_nothing_back():
@@ -105,13 +89,6 @@ def test_a_unit_that_is_called_again_gets_nothing_back():
 
 
 def test_a_unit_that_hands_on_its_input_did_not_make_it():
-    class Same(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
-    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), Same(), nn.Linear(WIDTH, WIDTH))
+    same = models.Composed(lambda net, x: x, weight=nn.Parameter(torch.ones(())))
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), same, nn.Linear(WIDTH, WIDTH))
     assert flows(net, ["0", "1", "2"]) == [("0", ("1", "2"), SIZE)]

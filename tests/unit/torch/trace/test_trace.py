@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, traced
+from tests import models
+from tests.unit.torch.networks import CPU, WIDTH, Block, Chain, Leaking, Normed, Tied, linears, traced
 from weft.torch.backward.weight_gradients import take_weights
 from weft.torch.execution.thread_settings import rehearsal
 from weft.torch.pytorch.private import SLOT
@@ -95,16 +96,11 @@ def test_parts_of_a_modules_own_code_stand_behind_the_module_called_before_them(
             clock.seconds += 2 * ctx.seconds
             return grad, None
 
-    class Scored(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    def scored(net: Any, x: torch.Tensor) -> torch.Tensor:
+        x = net.body(Slowly.apply(x, 1.0))
+        return torch.logsumexp(net.head(Slowly.apply(x, 2.0)), 0).sum() * Slowly.apply(x, 5.0).sum()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.body(Slowly.apply(x, 1.0))
-            return torch.logsumexp(self.head(Slowly.apply(x, 2.0)), 0).sum() * Slowly.apply(x, 5.0).sum()
-
-    net = Scored()
+    net = models.Composed(scored, **linears(["body", "head"]))
     x = torch.randn(4, WIDTH, requires_grad=True)
 
     def step() -> None:
@@ -125,15 +121,8 @@ def test_parts_of_a_modules_own_code_stand_behind_the_module_called_before_them(
 def test_logits_that_a_step_computes_in_chunks_take_no_memory_unless_it_returns_them(returned: bool):
     words, rows = 50, 6
 
-    class Language(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, words)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.body(x).tanh())
-
-    net, x, labels = Language(), torch.randn(rows, WIDTH), torch.arange(rows)
+    net = models.Stack(body=nn.Linear(WIDTH, WIDTH), between=nn.Tanh(), head=nn.Linear(WIDTH, words))
+    x, labels = torch.randn(rows, WIDTH), torch.arange(rows)
 
     def step() -> Any:
         logits = net(x)
@@ -205,16 +194,11 @@ def test_an_evaluation_step_guesses_the_backward_time():
 
 
 def test_activations_count_each_memory_once_and_parameters_not():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(100, WIDTH))
+    def twice(net: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.exp(x @ net.weight.t())  # keeps its result
+        return y * y  # keeps it again
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = torch.exp(x @ self.weight.t())  # keeps its result
-            return y * y  # keeps it again
-
-    found = traced(Twice())
+    found = traced(models.Composed(twice, weight=nn.Parameter(torch.ones(100, WIDTH))))
     assert found.records[""].saved_bytes < 4 * (4 * 100 + 4 * WIDTH) * 1.5
 
 
@@ -280,71 +264,39 @@ def test_what_modules_put_where_other_microbatches_find_it_leaks():
 
 
 def test_who_uses_whose_parameters_is_noticed():
-    class Borrows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Linear(WIDTH, WIDTH)
-            self.scale = nn.Parameter(torch.ones(()))
-            self.block = Block()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(self.embed(x)) @ self.embed.weight * self.scale
-
-    net = Borrows()
+    net = models.Composed(
+        lambda net, x: net.block(net.embed(x)) @ net.embed.weight * net.scale,
+        **linears(["embed"]), scale=nn.Parameter(torch.ones(())), block=Block(),
+    )  # fmt: skip
     found = traced(net)
     assert set(found.records[""].parameters_used) == {id(net.embed.weight), id(net.scale)}
     assert found.records[""].operations >= 2 and found.records[""].called == {"embed", "block"}
 
 
 def test_only_operations_count_and_not_what_the_trace_itself_looks_at():
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(Block() for _ in range(3))
-
+    class Sums(Chain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for part in self.parts:
+            for part in self.blocks:
                 x = x + part(x.reshape(x.shape))
             return x
 
-    assert traced(Sums()).records[""].operations == 6
+    assert traced(Sums(3)).records[""].operations == 6
 
 
 def test_weight_gradients_count_where_the_parameter_is_held_though_that_module_is_never_called():
-    class Borrows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block()
-            self.held = nn.Linear(WIDTH, WIDTH)
-            self.idle = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.linear(self.block(x), self.held.weight)
-
-    found = traced(Borrows(), split=True)
+    net = models.Composed(
+        lambda net, x: nn.functional.linear(net.block(x), net.held.weight),
+        block=Block(), **linears(["held", "idle"]),
+    )  # fmt: skip
+    found = traced(net, split=True)
     assert found.records["idle"].weight_s == 0.0
     assert found.records["held"].calls == 0 and found.records["held"].weight_s > 0.0
     assert found.records[""].input_s > 0.0
 
 
 def test_a_result_that_cannot_be_described_is_noticed():
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, x: torch.Tensor) -> object:
-            return {self.inner(x)}
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.odd = Odd()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return next(iter(self.odd(x)))
-
-    found = traced(Net())
+    odd = models.Composed(lambda net, x: {net.inner(x)}, **linears(["inner"]))
+    found = traced(models.Composed(lambda net, x: next(iter(net.odd(x))), odd=odd))
     assert not found.records["odd"].describable and found.records["odd.inner"].describable
 
 

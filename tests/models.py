@@ -1,8 +1,9 @@
-"""Networks of few parts, for what a split must get right. Shapes: B batch, S sequence, W width."""
+"""Small models, for what a split must get right. Shapes: B batch, S sequence, W width."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,30 +15,121 @@ WIDTH = 16
 TOKENS = 32
 
 
-class Block(nn.Module):
-    """A residual block [B, *, W] -> [B, *, W], the size of part that a partition holds."""
+class Composed(nn.Module):
+    """Parts by name, and a forward pass that is a function of this module and its inputs."""
 
-    def __init__(self, width: int = WIDTH) -> None:
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.run = run
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.run(self, *inputs, **named)
+
+
+class Stack(nn.Module):
+    """Parts by name, one after the other; the code between them is the model's, unlike that of `nn.Sequential`."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+class Block(nn.Module):
+    """A residual block [B, *, W] -> [B, *, W], the size of part that a partition holds: a norm and two linears.
+
+    ``inside``: features between the linears. ``norm``: its kind, None for none. ``rate``: of dropout, None for none.
+    """
+
+    def __init__(
+        self, width: int = WIDTH, inside: int | None = None, between: Callable[[Tensor], Tensor] = F.gelu,
+        norm: Callable[[int], nn.Module] | None = nn.LayerNorm, rate: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        inside = 2 * width if inside is None else inside
+        self.norm = None if norm is None else norm(width)
+        self.up, self.down = nn.Linear(width, inside), nn.Linear(inside, width)
+        self.dropout = None if rate is None else nn.Dropout(rate)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.norm is None else self.norm(x)
+        y = self.down(self.between(self.up(y)))
+        return x + (y if self.dropout is None else self.dropout(y))
 
 
 class Chain(nn.Module):
     """Blocks one after the other."""
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int = 4, block: Callable[[], nn.Module] = Block) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.blocks = nn.ModuleList(block() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return x
+
+
+class Words(nn.Module):
+    """Scores for words, of words: an embedding, blocks and a head, whose weight is the embedding's where it is tied."""
+
+    def __init__(
+        self, words: int, width: int, blocks: Iterable[nn.Module], tied: bool = True, **embedding: Any
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width, **embedding)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(width, words, bias=not tied)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def body(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.body(words))
+
+
+class Mixture(nn.Module):
+    """Four experts, of which each row [B, W] goes to two, by a router's scores."""
+
+    def __init__(self, width: int = WIDTH, expert: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 4)
+        self.experts = nn.ModuleList(expert() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        total = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, nth = torch.where(chosen == number)
+            if len(rows):
+                total.index_add_(0, rows, expert(x[rows]) * weights[rows, nth, None])
+        return total
+
+
+class Adapter(nn.Module):
+    """A low-rank addition to a linear layer, which is frozen."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
 
 
 class Repeated(nn.Module):
@@ -89,47 +181,27 @@ class LongSkips(nn.Module):
         return x - first
 
 
-class Tied(nn.Module):
-    """Tokens [B, S] -> logits [B, S, TOKENS] by the matrix that embeds them."""
+class Tied(Words):
+    """Tokens [B, S] -> their loss, with logits by the matrix that embeds them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
-        self.head.weight = self.embed.weight
+        super().__init__(TOKENS, WIDTH, [Block() for _ in range(3)])
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), ids.flatten())
 
 
-class TiedInPart(nn.Module):
+class TiedInPart(Tied):
     """The embedding is tied to one piece of a larger head."""
 
-    class Head(nn.Module):
-        def __init__(self, shared: nn.Parameter) -> None:
-            super().__init__()
-            self.transform = nn.Linear(WIDTH, WIDTH)
-            self.decoder = nn.Linear(WIDTH, TOKENS)
-            self.decoder.weight = shared
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.decoder(torch.tanh(self.transform(x)))
-
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = self.Head(self.embed.weight)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+        decoder = nn.Linear(WIDTH, TOKENS)
+        decoder.weight = self.embed.weight
+        self.head = Composed(
+            lambda head, x: head.decoder(torch.tanh(head.transform(x))),
+            transform=nn.Linear(WIDTH, WIDTH), decoder=decoder,
+        )  # fmt: skip
 
 
 class ThreeWays(nn.Module):
