@@ -186,7 +186,7 @@ class Job:
         mine, theirs = self.optimizer.state_dict(), self.plain.state_dict()
         assert mine["state"].keys() == theirs["state"].keys()
         for number, state in theirs["state"].items():
-            torch.testing.assert_close(mine["state"][number], state, rtol=1e-3, atol=1e-7)
+            torch.testing.assert_close(mine["state"][number], state, rtol=3e-4, atol=1e-7)
 
     def compare_gradients(self) -> None:
         """Those of this rank's parameters, put together, are those of one process."""

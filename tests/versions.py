@@ -53,7 +53,8 @@ PARTS: dict[str, list[str]] = {
     "zoo": [f"{PARITY}zoo.py"],
     "schedules": [f"{PARITY}schedules.py"],
     "replicas": [
-        f"{PARITY}{name}.py" for name in ("data_parallel", "replicas", "reductions", "sharded", "shares")
+        f"{PARITY}{name}.py"
+        for name in ("data_parallel", "replicas", "reductions", "sharded", "shares", "expert_parallel")
     ],
     "checkpoints": [f"{PARITY}checkpoints.py"],
     "smdistributed": [f"{PARITY}smdistributed.py"],

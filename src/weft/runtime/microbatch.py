@@ -165,6 +165,13 @@ class Microbatch:
             message = self.executor.mailbox.take(peer, key)
         return message
 
+    def take_turns(self) -> None:
+        """Let others have their turn, where ranks with other samples, in the same turns, may wait for a message."""
+        turns = self.executor.turns
+        if turns is not None and not turns.same_samples:
+            self.entering = self.phase == "F" and not self.worked
+            self._yield()
+
     def follow(self, place: str) -> None:
         """Wait until the microbatch before has passed ``place`` as often as microbatches do, or has begun the backward
         pass after which none came there in earlier steps. So what is kept there sees them in order."""

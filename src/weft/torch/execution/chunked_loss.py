@@ -113,7 +113,8 @@ def may_be_chunked(model: nn.Module, chunked_loss: str) -> Callable[[Tensor], bo
     least = _least_bytes(chunked_loss) or 0
 
     def is_logits(tensor: Tensor) -> bool:
-        wide = tensor.dim() > 1 and tensor.shape[-1] in widths and tensor.is_floating_point()
-        return wide and 4 * tensor.numel() >= least
+        if not widths or tensor.dim() < 2 or tensor.is_nested or not tensor.is_floating_point():
+            return False
+        return tensor.shape[-1] in widths and 4 * tensor.numel() >= least
 
     return is_logits

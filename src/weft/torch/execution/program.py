@@ -132,6 +132,8 @@ class Program:
                 owner, Key(TELL, self.pipeline.generation, 0, number), f"the shapes that {name} returns"
             )
             spec = self.pipeline.specs[key] = Spec.from_text(message.text or "")
+        else:  # other replicas may have other shapes, which they do not know yet
+            self.microbatch.take_turns()
         if spec.random:
             self._count(name)
         if spec.dynamic:

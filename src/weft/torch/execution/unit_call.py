@@ -166,6 +166,7 @@ class UnitCall:
                 program.module = self.name
                 if value is not None and value.owner == program.rank:
                     program.tape.send(value, tensor, owner, self.name)
+                program.microbatch.take_turns()
                 return program.placeholder(spec.description[1], owner)
             if key not in program.pipeline.told or self.stateful or program.microbatch.is_new:
                 return UNUSUAL
