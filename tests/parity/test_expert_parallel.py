@@ -29,7 +29,7 @@ CASES: dict[str, Layouts] = {
     "two partitions": [
         (4, 2, 2, {}, ALL), (2, 2, 1, {}, [SAVES]), (2, 1, 1, {"tensor_parallel_degree": 2}, [SAVES]),
     ],
-    "several groups": [(4, 1, 2, {}, [STEPS, NORMS, SAVES, RANDOM]), (3, 1, 3, {}, [SAVES])],
+    "several groups": [(4, 1, 2, {}, [STEPS, NORMS, SAVES, RANDOM]), (2, 1, 2, {}, [SAVES]), (2, 1, 1, {}, [SAVES])],
     "tensor parallel": [(4, 1, 2, {"tensor_parallel_degree": 2}, [STEPS, NORMS, SAVES, LOADS])],
     "states are sharded": [
         (4, 2, 2, {"shard_optimizer_state": True}, [STEPS, NORMS, SAVES, LOADS]), (4, 1, 2, {}, [SAVES]),

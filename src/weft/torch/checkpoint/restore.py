@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ log = logging.getLogger("weft")
 APART = (
     "record", "checked", "inputs", "verify", "verify_report", "heartbeat_timeout", "wait_timeout",
     "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree", "rebalance",
-    "expert_parallel_degree",
 )  # fmt: skip
 """Settings on which no split depends."""
 
@@ -259,7 +258,11 @@ def _find_plan(
     The settings must ask for the same kind of split, and the model have exactly the tensors that were saved.
     """
     text = content.get("model", {}).get("plan")
-    before = {name: value for name, value in content["settings"].items() if name not in APART}
+    newer = {
+        each.name: each.default for each in fields(session.settings)
+    }  # than those of an older checkpoint
+    known = {**newer, **content["settings"]}
+    before = {name: value for name, value in known.items() if name not in APART}
     asked = _as_decided(split_settings(session), before, text)
     same = before == asked and saved == named_state.state_names(model)
     if text is None or model.partitioned or not same or not session.settings.auto_partition:
