@@ -44,6 +44,23 @@ OTHERS = {
     "checkpoint": (["--small"], "| torch.distributed.checkpoint |"),
     "pretrained": (["--gib", "0.01", "--width", "128", "--ranks", "2"], "| 2 | delayed |"),
     "gpu": (["--dry", "--minutes", "10"], "| machine for weft plan | measured |"),
+    "experts": (
+        [
+            "--layers",
+            "1",
+            "--width",
+            "32",
+            "--experts",
+            "4",
+            "--tokens",
+            "64",
+            "--steps",
+            "1",
+            "--rounds",
+            "1",
+        ],
+        "| shared by two replicas |",
+    ),
     "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }
 """Options that make it short, and what its table has then."""
@@ -67,7 +84,7 @@ def test_it_runs(name: str, tmp_path: Path):
 
 @one_day_in(3)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", one_in(7, OTHERS))
+@pytest.mark.parametrize("name", one_in(8, OTHERS))
 def test_it_prints_its_table(name: str):
     if name == "pretrained":
         pytest.importorskip("transformers")

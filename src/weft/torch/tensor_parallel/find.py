@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,7 +116,9 @@ class _Search:
         self.shared = {n for n, _ in model.named_modules() if any(is_in(n, each) for each in shared)}
         self.whole, self.wanted = _excluded(model), wished(model)
         self.whole |= {n: SHARED for n in self.shared if is_linear(model.get_submodule(n))}
-        self.wish = lambda name: SHARED if name in self.shared else own_wish(model, name, hooks=False)
+        self.wish = partial(
+            _wish_beside, model, self.shared
+        )  # no circle: it would keep graphs until Python collects it
         self.words_wanted = [name for name, how in self.wanted.items() if how == VOCABULARY]
         self.candidates = {
             n: m
@@ -325,6 +328,11 @@ def _misfits(model: nn.Module, wanted: Mapping[str, str], size: int) -> dict[str
             if count % size:
                 found[name] = f"its {count} {what} cannot be divided by {size}"
     return found
+
+
+def _wish_beside(model: nn.Module, shared: Collection[str], name: str) -> str:
+    """As :func:`own_wish`, where replicas share the experts of some modules."""
+    return SHARED if name in shared else own_wish(model, name, hooks=False)
 
 
 def own_wish(model: nn.Module, name: str, hooks: bool = True) -> str:
