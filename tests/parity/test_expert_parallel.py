@@ -38,9 +38,7 @@ CASES: dict[str, Layouts] = {
         (4, 2, 2, {"sharded_data_parallel_degree": 2}, [STEPS, NORMS, SAVES]), (4, 2, 2, BY_MICROBATCH, [STEPS, SAVES]),
         (4, 1, 2, {**BY_MICROBATCH, "sharded_data_parallel_degree": 4}, [STEPS, NORMS]),
     ],
-    "transformers": [
-        (2, 1, 2, {}, MODELS), (4, 2, 2, {}, [each for each in MODELS if "Llama4" not in each]),
-    ],
+    "transformers": [(2, 1, 2, {}, MODELS), (4, 2, 2, {}, MODELS)],
 }  # fmt: skip
 FEW = [
     (2, 1, 2, {}, [each for each in ALL if each not in (SAVES, LOADS, RANDOM)]),

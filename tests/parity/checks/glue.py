@@ -641,3 +641,21 @@ def views_made_without_gradients() -> None:
 
     for places in (ALTERNATING, OPPOSITE, None):
         same_as_alone(seeded(Between, run), vectors(), places=places)
+
+
+@check
+def views_of_pairs_as_complex_numbers() -> None:
+    """As rotary embeddings are written; a view reads the memory of real numbers as complex ones, or turned over."""
+
+    def run(parts: Any, x: Tensor) -> Tensor:
+        h, g = parts.a(x), parts.b(x)
+        angles = parts.c(x)[..., ::2]
+        turn = torch.polar(torch.ones_like(angles), angles)
+        pairs, others = (torch.view_as_complex(each.reshape(*each.shape[:-1], -1, 2)) for each in (h, g))
+        z = torch.view_as_real(pairs * turn).flatten(-2) + torch.view_as_real(others.conj() * turn).flatten(
+            -2
+        )
+        real = torch.view_as_real(turn)
+        return parts.d(z * real.flatten(-2) + h)
+
+    glued(run)
