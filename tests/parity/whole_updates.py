@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import weft.torch as weft
+from tests import models
 from tests.parity import experts, in_parts
 from tests.parity.registry import Checks
 from weft.compat.modelparallel import interface as smp
@@ -139,7 +140,8 @@ def loss_of_words(model: Any, words: Tensor) -> Tensor:
 
 def words_net() -> nn.Module:
     torch.manual_seed(0)
-    return in_parts.Words(tied=True)
+    blocks = [nn.Dropout(0.0), *(in_parts.Block(rate=0.0) for _ in range(4))]
+    return models.Words(in_parts.WORDS, in_parts.WIDTH, blocks, tied=True, padding_idx=3)
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], Callable[[Any, Tensor], Tensor]]] = {

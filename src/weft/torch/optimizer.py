@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ from weft.torch.replicas.sharded_optimizer import (
     updates_parts_alike,
     updates_weights_alone,
 )
-from weft.torch.replicas.whole_updates import WholeUpdates, can_update_whole
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import axes_of, can_cut, cut, cut_of, is_cut
 from weft.torch.tensors.marks import WRAPPED
+
+if TYPE_CHECKING:
+    from weft.torch.replicas.whole_updates import WholeUpdates
 
 SHARE = "_weft_share"
 """Beside a replica's own part of a shared state: which replica's, of how many."""
@@ -169,6 +171,8 @@ class DistributedOptimizer(Optimizer):
         if self._whole_updates is None:
             if not any(is_cut(weight) for weight, _ in weights.values()) or not self._takes_whole_weights:
                 return None
+            from weft.torch.replicas.whole_updates import WholeUpdates  # here: few optimizers need it
+
             self._whole_updates = WholeUpdates(self.optimizer)
         shares = self.shares
         apart = {} if shares is None else {number: shares.replica_of(number) for number in weights}
@@ -179,6 +183,8 @@ class DistributedOptimizer(Optimizer):
     @cached_property
     def _takes_whole_weights(self) -> bool:
         """True if the wrapped optimizer is given whole weights, where ranks have parts."""
+        from weft.torch.replicas.whole_updates import can_update_whole  # here: few optimizers need it
+
         return can_update_whole(self.optimizer)
 
     def held(self) -> list[bool]:

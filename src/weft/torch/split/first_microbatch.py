@@ -134,9 +134,15 @@ def by_forward_runs(
     def run(delayed: bool) -> T:
         with _alone(session, models, function, batch, padding, delayed) as (once, dry):
             with dry.forward(once) as forward:
-                return use(forward)
+                return use(functools.partial(_as_with_values, forward) if delayed else forward)
 
     return _with_values_if_need_be(session, models[0], run)
+
+
+def _as_with_values(run: Callable[[], Any]) -> Any:
+    """The result of a run without values, whose operations are those of a run with values."""
+    with AsWithValues():
+        return run()
 
 
 @contextmanager
@@ -152,8 +158,7 @@ def _alone(
 
         def run() -> Any:
             args, kwargs = dry.arguments()
-            known = AsWithValues() if delayed else nullcontext()
-            with nullcontext() if padding.done else padding, no_training(batch.fault), known:
+            with nullcontext() if padding.done else padding, no_training(batch.fault):
                 result = function(*args, **kwargs)
             if session.rehearsal is not None:
                 session.rehearsal.result = result
