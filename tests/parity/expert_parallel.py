@@ -200,6 +200,48 @@ def experts_that_nobody_chooses_stay_as_they_are() -> None:
     job.compare()
 
 
+class Masked(Mixture):
+    """Words whose first number is negative, padding say, go to no expert."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, which = self.router(x).softmax(-1).max(-1)
+        which = which.where(x[..., 0] > 0, -1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            samples, words = torch.where(which == number)
+            if len(samples):
+                result = result.index_put(
+                    (samples, words), expert(x[samples, words]) * best[samples, words, None]
+                )
+        return x + result
+
+
+@CHECKS.check
+def a_replica_may_send_no_rows() -> None:
+    """All of its words are masked, in one microbatch or in all; then those of all replicas are."""
+    torch.manual_seed(0)
+    job = Job(nn.Sequential(nn.Linear(WIDTH, WIDTH), Masked(), nn.Linear(WIDTH, WIDTH), Masked()))
+    for net in (job.model.module, job.alone):
+        for linear in (net[0], net[2]):
+            with torch.no_grad():
+                linear.weight[0] = 0.0
+                linear.weight[0, 0] = 1.0
+                linear.bias[0] = 0.0
+    assert job.train(1) == pytest.approx(job.train_alone(1), rel=1e-5)
+    assert job.shared() == ["1", "3"]
+    for number, masked in enumerate([slice(0, 4), slice(4, 6), slice(0, 8)]):
+        x = job.batch(number)
+        x[..., 0] = x[..., 0].abs() + 1.0
+        x[masked, :, 0] *= -1
+        job.optimizer.zero_grad()
+        job.plain.zero_grad()
+        job.step(job.model, x.chunk(weft.rdp_size())[weft.rdp_rank()])
+        job.loss_alone(x).mean().backward()
+        job.optimizer.step()
+        job.plain.step()
+    job.compare()
+
+
 class Counting(Mixture):
     """A router without a loss: a buffer, which each call writes, lets experts be chosen alike (arXiv 2408.15664)."""
 

@@ -380,7 +380,7 @@ class DistributedModel(nn.Module):
             ])  # fmt: skip
 
     @property
-    def alike(self) -> int:
+    def lockstep_degree(self) -> int:
         """The number of replicas that run microbatches in the same order, for they exchange tensors meanwhile."""
         units = None if self.shared is None else self.shared.units
         return max(

@@ -174,7 +174,7 @@ class Step:
                 model.share_experts()
                 model.share_parameters()
             if pending and session.executor is not None:
-                session.share_turns(max(model.alike for model in session.models))
+                session.share_turns(max(model.lockstep_degree for model in session.models))
             if session.device.type == "cpu":
                 session.growth.look()
                 session.huge_pages.look()

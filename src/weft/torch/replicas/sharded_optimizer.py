@@ -126,7 +126,7 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
     """
     if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
         return False
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if _is_of_torch(optimizer):
         return True
     if optimizer not in _known:
         _known[optimizer] = True  # also while it is tried, which is a step
@@ -154,13 +154,18 @@ def _tried(optimizer: Optimizer) -> bool:
     return True
 
 
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    """True if it is one of PyTorch's own."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
 def updates_weights_alone(optimizer: Optimizer) -> bool:
     """True if the optimizer computes the same where some weights are updated after the others.
 
     PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself. One that cannot
     be tried is taken not to.
     """
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if _is_of_torch(optimizer):
         return not isinstance(optimizer, torch.optim.LBFGS)
     starts, *gradients = ([each, 3 * each.t().contiguous()] for each in _drawn(optimizer))
     try:
@@ -192,8 +197,11 @@ def _updated(
     optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
 ) -> list[Tensor]:
     """Weights after steps of an optimizer like this one, which stays as it is."""
-    other: Any = copy.copy(optimizer)
+    other: Any = object.__new__(
+        type(optimizer)
+    )  # a copy lacks what pickling leaves out, which a step may ask for
     for name, value in vars(optimizer).items():
+        setattr(other, name, value)
         if name.endswith("hooks"):
             setattr(other, name, OrderedDict())
         elif isinstance(value, dict):

@@ -108,7 +108,8 @@ class Linear:
             with weights for several experts, of each of which each rank has a part, or of which each rank has some;
             ``mixture``: a module around experts that are modules, of which each rank has some.
         blocks: Of a column linear, how many results each of its blocks has; more than one for a fused projection. Of a
-            mixture, for each of its results what ranks do with it, see ``experts.expert_parallel``.
+            mixture, for each of its results what ranks do with it, see ``experts.expert_parallel``. Of experts that
+            replicas share, the places of the tensors with a row for each token, see ``replicas.experts.dispatch``.
         parts: Of a module of experts, its parameters; those that are left out stay whole and count on all ranks.
         held: Of a mixture, its experts.
     """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.tensor_parallel.cuts import Cut, mark_copies
+from weft.torch.tensor_parallel.experts.expert_parallel import Alike
 from weft.torch.tensor_parallel.experts.sharded_experts import Own, cuts_of_experts, run, run_own
 from weft.torch.tensor_parallel.rules import as_full_tensor
 from weft.torch.tensor_parallel.sharded_activations import plain
@@ -18,7 +19,7 @@ from weft.torch.tensor_parallel.splits import OF_EXPERTS, Linear
 from weft.torch.tensors.cut_weights import check_call, own
 from weft.torch.tensors.pytree import map_tensors, tensors_in
 
-from .exchange import Combine, Dispatch, ExpertGroup, Routes, Scaled, anchor
+from .exchange import Combine, Dispatch, ExpertGroup, Routes, anchor
 
 _WHOLE_NUMBERS = torch.int64, torch.int32
 
@@ -121,10 +122,6 @@ def own_in(module: nn.Module, name: str) -> Any:
     return own(module.get_submodule(owner), last)
 
 
-def _nothing() -> None:
-    """Nothing is to be done when the backward pass comes here."""
-
-
 class Dispatched:
     """Stands for the ``forward`` of a module of experts: rows of this replica go in, and their results come out."""
 
@@ -150,22 +147,24 @@ class Dispatched:
         ranks, indices = rows.wanted(owns).nonzero(as_tuple=True)
         sent = torch.bincount(ranks, minlength=group.size).tolist()
         group.agree(f"sends rows to the experts of {self.name}")
-        routes = Routes(indices, sent, group.exchange_counts(sent), len(rows.tensors[0]))
+        received_counts = [counts[group.rank] for counts in group.all_gather_counts(sent)]
+        routes = Routes(indices, sent, received_counts, len(rows.tensors[0]))
         received = Dispatch.apply(self.name, routes, group, *rows.tensors)
         result = run_received(
             self.module, owns[group.rank], weights, args, kwargs, rows, received, routes.received
         )
         group.agree(f"sends results of the experts of {self.name} back")
         links = anchor(weights.values(), result)
-        return Combine.apply(self.name, routes, group, _nothing, result, *links)
+        return Combine.apply(self.name, routes, group, None, result, *links)
 
     def _weights(self) -> dict[str, Any]:
         """The module's parameters: those of this rank's experts, and what all ranks have."""
         nested = any("." in name for name in self.cuts)
         names = [name for name, _ in self.module.named_parameters(recurse=nested)]
         found = {name: own_in(self.module, name) for name in names}
+        # rows of all ranks' samples meet here: the sum of their gradients becomes the mean, as over replicas
         return {
-            name: Scaled.apply(value, 1 / self.group.size) if name in self.cuts else value
+            name: Alike.apply(value, self.group.size) if name in self.cuts else value
             for name, value in found.items()
         }
 

@@ -46,11 +46,6 @@ class ExpertGroup(ShardingGroup):
         parts = super().gather(torch.tensor(counts, dtype=torch.int64, device=self.device), 0, [])
         return [part.tolist() for part in parts]
 
-    def exchange_counts(self, counts: Sequence[int]) -> list[int]:
-        """The numbers of rows that the ranks send to this one. ``counts``: those that this one sends to each."""
-        own = torch.tensor(counts, dtype=torch.int64, device=self.device)
-        return self.all_to_all(own.view(-1, 1), [1] * self.size, [1] * self.size).view(-1).tolist()
-
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """The rows that all ranks send to this one, those of the first rank first.
 
@@ -89,16 +84,17 @@ class Routes(NamedTuple):
     total: int
 
 
-def there(tensors: Sequence[Tensor], routes: Routes, group: ExpertGroup) -> list[Tensor]:
-    """The rows of several tensors, from all ranks, in one message."""
+def exchanged(tensors: Sequence[Tensor], routes: Routes, group: ExpertGroup) -> list[Tensor]:
+    """The rows of several tensors that all ranks have sent to this one, in one message."""
     sent = torch.cat([_bytes(each.index_select(0, routes.rows)) for each in tensors], 1)
     return _tensors(group.all_to_all(sent, routes.sent, routes.received), tensors)
 
 
-def back(results: Tensor, routes: Routes, group: ExpertGroup) -> Tensor:
-    """For each row of this rank the sum of what the ranks have made of it."""
-    (found,) = _tensors(group.all_to_all(_bytes(results), routes.received, routes.sent), [results])
-    return sum_by_row(found, routes)
+def returned(tensors: Sequence[Tensor], routes: Routes, group: ExpertGroup) -> list[Tensor]:
+    """For each row of this rank the sum of what the ranks to which it went have sent back."""
+    sent = torch.cat([_bytes(each) for each in tensors], 1)
+    found = _tensors(group.all_to_all(sent, routes.received, routes.sent), tensors)
+    return [sum_by_row(each, routes) for each in found]
 
 
 def sum_by_row(found: Tensor, routes: Routes) -> Tensor:
@@ -131,7 +127,7 @@ class Dispatch(Quiet):
         ctx: Any, name: str, routes: Routes, group: ExpertGroup, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.name, ctx.routes, ctx.group = name, routes, group
-        found = there(tensors, routes, group)
+        found = exchanged(tensors, routes, group)
         ctx.mark_non_differentiable(*(each for each in found if not each.is_floating_point()))
         return tuple(found)
 
@@ -140,39 +136,34 @@ class Dispatch(Quiet):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         wanted = [n for n, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
         ctx.group.agree(f"sends gradients {wanted} of the rows for the experts of {ctx.name} back")
-        routes = ctx.routes
-        sent = torch.cat([_bytes(gradients[n]) for n in wanted], 1)
-        pieces = _tensors(
-            ctx.group.all_to_all(sent, routes.received, routes.sent), [gradients[n] for n in wanted]
-        )
-        found: list[Tensor | None] = [None] * len(gradients)
-        for n, piece in zip(wanted, pieces, strict=True):
-            found[n] = sum_by_row(piece, routes)
-        return None, None, None, *found
+        sums = iter(returned([gradients[n] for n in wanted], ctx.routes, ctx.group))
+        return None, None, None, *(next(sums) if n in wanted else None for n in range(len(gradients)))
 
 
 class Combine(Quiet):
     """Results of the ranks' experts on the way back to their rows; each gets the gradient of its row.
 
     Gradients go on to ``links`` as well, as zeros: where no row has come to a rank, its part of the backward pass runs
-    all the same. ``went_back`` is called then.
+    all the same. ``went_back``, if given, is called then.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, name: str, routes: Routes, group: ExpertGroup, went_back: Callable[[], None], results: Tensor,
-        *links: Tensor,
+        ctx: Any, name: str, routes: Routes, group: ExpertGroup, went_back: Callable[[], None] | None,
+        results: Tensor, *links: Tensor,
     ) -> Tensor:  # fmt: skip
         ctx.name, ctx.routes, ctx.group, ctx.went_back = name, routes, group, went_back
         ctx.links = [(each.shape, each.dtype, each.device) for each in links]
-        return back(results, routes, group)
+        (sums,) = returned([results], routes, group)
+        return sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         ctx.group.agree(f"sends gradients of results to the experts of {ctx.name}")
-        (found,) = there([gradient], ctx.routes, ctx.group)
-        ctx.went_back()
+        (found,) = exchanged([gradient], ctx.routes, ctx.group)
+        if ctx.went_back is not None:
+            ctx.went_back()
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.links)
         return None, None, None, None, found, *zeros
 
@@ -181,17 +172,3 @@ def anchor(weights: Iterable[Tensor], like: Tensor) -> list[Tensor]:
     """An empty tensor that needs a gradient, if some expert of any rank does: then all ranks go backward together."""
     trains = torch.is_grad_enabled() and any(each.requires_grad for each in weights)
     return [torch.zeros(0, device=like.device, requires_grad=True)] if trains else []
-
-
-class Scaled(Quiet):
-    """A weight whose gradient comes from the samples of all ranks that share experts: their mean, as replicas'."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return weight.view_as(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None

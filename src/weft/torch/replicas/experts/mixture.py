@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from weft.errors import UsageError
 from weft.torch.session.random_streams import TORCH, Streams
 from weft.torch.tensor_parallel.cuts import mark_copies
-from weft.torch.tensor_parallel.experts.expert_parallel import cuts_of_mixture, readable
+from weft.torch.tensor_parallel.experts.expert_parallel import Alike, Anchored, cuts_of_mixture, readable
 from weft.torch.tensor_parallel.experts.sharded_experts import having
 from weft.torch.tensor_parallel.rules import as_full_tensor
 from weft.torch.tensor_parallel.sharded_activations import plain
@@ -27,9 +27,26 @@ from weft.torch.tensor_parallel.splits import Held, Linear
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.pytree import map_tensors, tensors_in
 
-from .exchange import Combine, Dispatch, ExpertGroup, Routes, Scaled, anchor
+from .exchange import Combine, Dispatch, ExpertGroup, Routes, anchor
 
 REMEDY = 'write "expert_parallel_degree": 1, or weft.set_tensor_parallelism(module, False)'
+
+
+_DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64
+NO_KIND, SEVERAL = (0, 0, 0), (-1, 0, 0)
+
+
+def _kind(rows: Sequence[Tensor]) -> tuple[int, int, int]:
+    """The width of rows, the place of their type among `_DTYPES`, and 1 if they need a gradient."""
+    kinds = {(each.shape[-1], each.dtype) for each in rows}
+    if len(kinds) != 1:
+        return SEVERAL if kinds else NO_KIND
+    ((width, dtype),) = kinds
+    return (
+        width,
+        _DTYPES.index(dtype),
+        int(torch.is_grad_enabled() and any(each.requires_grad for each in rows)),
+    )
 
 
 class Call(NamedTuple):
@@ -39,7 +56,7 @@ class Call(NamedTuple):
     given: Tensor
 
 
-class Turn:
+class MixtureRun:
     """The present run of a mixture's code.
 
     Attributes:
@@ -72,7 +89,7 @@ class SharedMixture:
         self, module: nn.Module, name: str, linear: Linear, group: ExpertGroup, streams: Streams
     ) -> None:
         self.module, self.name, self.linear, self.group, self.streams = module, name, linear, group, streams
-        self.turn = Turn()
+        self.run = MixtureRun()
         self.cuts = cuts_of_mixture(module, linear)
         self.experts = [module.get_submodule(held.name) for held in linear.held]
         self.touched: set[int] = set()
@@ -82,11 +99,11 @@ class SharedMixture:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = map_tensors((args, kwargs), lambda each: as_full_tensor(plain(each)))
         before = self.streams.capture(TORCH)
-        with taken_back(self._beside), self.turn.running() as calls:
+        with taken_back(self._beside), self.run.running() as calls:
             type(self.module).forward(self.module, *args, **kwargs)
         self.streams.restore(before)
-        results = self._results(calls)
-        with self.turn.running(results) as again:
+        results, link = self._results(calls)
+        with self.run.running(results) as again:
             result = type(self.module).forward(self.module, *args, **kwargs)
         same = len(calls) == len(again) and all(
             one.expert == other.expert and torch.equal(one.given, other.given)
@@ -97,41 +114,73 @@ class SharedMixture:
                 f"{self.name}, whose experts replicas share, gives them other rows where it runs a second time on the "
                 f"same input: {REMEDY}"
             )
-        return result
+        if link is None or not link.requires_grad:
+            return result
+        return map_tensors(
+            result, lambda each: Anchored.apply(each, link) if each.is_floating_point() else each
+        )
 
-    def _results(self, calls: Sequence[Call]) -> list[Tensor]:
-        """The results of these calls, by the experts of all ranks; collective over the ranks."""
+    def _results(self, calls: Sequence[Call]) -> tuple[list[Tensor], Tensor | None]:
+        """The results of these calls, by the experts of all ranks; collective over the ranks.
+
+        And, where there are no calls here, but elsewhere, a tensor without rows that the mixture's result has to depend
+        on, so that this rank takes part in the others' backward pass.
+        """
         order = sorted(range(len(calls)), key=lambda number: calls[number].expert)
         rows = [calls[number].given.reshape(-1, calls[number].given.shape[-1]) for number in order]
-        counts = [0] * len(self.experts)
+        group, name, count = self.group, self.name, len(self.experts)
+        counts = [0] * count
         for number, each in zip(order, rows, strict=True):
             counts[calls[number].expert] += len(each)
-        if len({(each.shape[-1], each.dtype) for each in rows}) != 1:
-            raise UsageError(
-                f"the experts of {self.name}, which replicas share, get rows of several kinds: {REMEDY}"
-            )
-        group, name = self.group, self.name
         group.agree(f"sends rows to the experts of {name}")
-        table = group.all_gather_counts(counts)  # [ranks, experts]
+        gathered = group.all_gather_counts([*counts, *_kind(rows)])
+        table, kinds = (
+            [each[:count] for each in gathered],
+            {tuple(each[count:]) for each in gathered} - {NO_KIND},
+        )
+        if len(kinds) > 1 or SEVERAL in kinds:
+            raise UsageError(
+                f"the experts of {name}, which replicas share, get rows of several kinds: {REMEDY}"
+            )
+        if not kinds:
+            return [], None
+        ((width, dtype, needs_grad),) = kinds
+        like = rows[0] if rows else next(iter(weights_in(self.experts[0]).values()))
+        given = torch.cat([like.new_zeros((0, width), dtype=_DTYPES[dtype]), *rows])
+        if not calls:
+            given.requires_grad_(bool(needs_grad))
+        made = self._made(given, table)
+        if not calls:
+            return [], made
+        pieces = dict(zip(order, made.split([len(each) for each in rows]), strict=True))
+        return [
+            pieces[number].view(*call.given.shape[:-1], made.shape[-1]) for number, call in enumerate(calls)
+        ], None
+
+    def _made(self, given: Tensor, table: Sequence[Sequence[int]]) -> Tensor:
+        """The results of the experts of all ranks for this rank's rows, ``[rows, features]`` in the order of experts.
+
+        ``table``: how many rows each rank has for each expert, ``[ranks, experts]``.
+        """
+        group, name = self.group, self.name
         holders = [held.rank for held in self.linear.held]
         mine = [number for number, rank in enumerate(holders) if rank == group.rank]
-        sent = [sum(counts[n] for n, at in enumerate(holders) if at == rank) for rank in range(group.size)]
-        received = [sum(of_rank[n] for n in mine) for of_rank in table]
-        given = torch.cat(rows)
-        routes = Routes(torch.arange(len(given), device=given.device), sent, received, len(given))
+        counts = [[of_rank[n] for n in mine] for of_rank in table]
+        sent = [
+            sum(table[group.rank][n] for n, at in enumerate(holders) if at == rank)
+            for rank in range(group.size)
+        ]
+        routes = Routes(torch.arange(len(given), device=given.device), sent, [*map(sum, counts)], len(given))
         (arrived,) = Dispatch.apply(name, routes, group, given)
-        made = self._run(arrived, [[of_rank[n] for n in mine] for of_rank in table], mine)
+        made = self._run_experts(arrived, counts, mine)
         group.agree(f"sends results of the experts of {name} back")
-        used = {number for number in range(len(counts)) if any(of_rank[number] for of_rank in table)}
+        used = {number for number in range(len(holders)) if any(of_rank[number] for of_rank in table)}
         weights = [each for expert in self.experts for each in weights_in(expert).values()]
         links = [*anchor(weights, made), *([] if len(arrived) else [arrived])]
-        back = Combine.apply(name, routes, group, lambda: self.touched.update(used), made, *links)
-        pieces = dict(zip(order, back.split([len(each) for each in rows]), strict=True))
-        return [
-            pieces[number].view(*call.given.shape[:-1], back.shape[-1]) for number, call in enumerate(calls)
-        ]
+        back: Tensor = Combine.apply(name, routes, group, lambda: self.touched.update(used), made, *links)
+        return back
 
-    def _run(self, arrived: Tensor, counts: Sequence[Sequence[int]], mine: Sequence[int]) -> Tensor:
+    def _run_experts(self, arrived: Tensor, counts: Sequence[Sequence[int]], mine: Sequence[int]) -> Tensor:
         """The results of this rank's experts for rows of all ranks. ``counts``: how many, by rank and expert."""
         pieces = [list(part.split([*each])) for part, each in zip(
             arrived.split([sum(each) for each in counts]), counts, strict=True
@@ -150,14 +199,14 @@ class SharedMixture:
 
     def run_expert(self, expert: nn.Module, rows: Tensor) -> Tensor:
         """The result of an expert of this rank for rows."""
-        weights = {name: Scaled.apply(each, 1 / self.group.size) for name, each in weights_in(expert).items()}
+        weights = {name: Alike.apply(each, self.group.size) for name, each in weights_in(expert).items()}
         with having(expert, weights), readable(expert):
             return type(expert).forward(expert, rows)
 
     def members(self) -> dict[nn.Module, SharedExpert]:
         """The functions that replace the ``forward`` of the experts."""
         return {
-            expert: SharedExpert(number, held, self.turn)
+            expert: SharedExpert(number, held, self.run)
             for number, (expert, held) in enumerate(zip(self.experts, self.linear.held, strict=True))
         }
 
@@ -180,12 +229,12 @@ class SharedMixture:
 class SharedExpert:
     """Stands for the ``forward`` of an expert, in the code of its mixture."""
 
-    def __init__(self, number: int, held: Held, turn: Turn) -> None:
-        self.number, self.held, self.turn = number, held, turn
+    def __init__(self, number: int, held: Held, run: MixtureRun) -> None:
+        self.number, self.held, self.run = number, held, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        turn, given = self.turn, tensors_in((args, kwargs))
-        if turn.noted is None:
+        run, given = self.run, tensors_in((args, kwargs))
+        if run.noted is None:
             raise UsageError(
                 f"{self.held.name}, an expert that one of several replicas has, is called by other code than that of "
                 f"the module whose experts they share: call that module, or {REMEDY}"
@@ -195,9 +244,9 @@ class SharedExpert:
                 f"{self.held.name}, an expert that one of several replicas has, is called with more than one tensor of "
                 f"rows: {REMEDY}"
             )
-        turn.noted.append(Call(self.number, given[0]))
-        if turn.results is not None and len(turn.noted) <= len(turn.results):
-            return turn.results[len(turn.noted) - 1]
+        run.noted.append(Call(self.number, given[0]))
+        if run.results is not None and len(run.noted) <= len(run.results):
+            return run.results[len(run.noted) - 1]
         dtype = result_dtype(self.held, given[0])
         return given[0].new_zeros((*given[0].shape[:-1], self.held.width), dtype=dtype)
 

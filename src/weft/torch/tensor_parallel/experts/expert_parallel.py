@@ -323,7 +323,7 @@ class Anchored(Quiet):
 
 
 class Alike(Quiet):
-    """Tensors that all ranks compute alike: each takes its share of the gradient, for these are added up."""
+    """Tensors whose gradients are added up over ranks, and are to be their mean: all compute them alike, say."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:
