@@ -530,6 +530,22 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             'verify is "gradients", which compares whole ones, but sharded_parameters_gathered is "microbatch", with '
             'which no rank has any: write "verify": "losses", or "sharded_parameters_gathered": "step"'
         )
+    faults += _degree_faults(complete)
+    for chief, others in _ONLY_WITH.items():
+        value, without = complete[chief], Settings.__dataclass_fields__[chief].default
+        if value != without:
+            faults += [
+                f"{name} is {json.dumps(complete[name])}, which does not fit {chief} {json.dumps(value)}: write "
+                f'"{name}": {" or ".join(map(json.dumps, fitting))}, or "{chief}": {json.dumps(without)}'
+                for name, fitting in others.items()
+                if complete[name] not in fitting
+            ]
+    return faults
+
+
+def _degree_faults(complete: Mapping[str, Any]) -> list[str]:
+    """Faults of the degrees over which ranks share weights, experts or sequences."""
+    faults = []
     if complete["expert_parallel_degree"] > 1 and complete["verify"] == "gradients":
         faults.append(
             'verify is "gradients", which compares whole ones, but with expert_parallel_degree '
@@ -546,15 +562,6 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             f"sharded_data_parallel_degree is {complete['sharded_data_parallel_degree']} beside both of "
             f'{" and ".join(TP_DEGREES)}: write "sharded_data_parallel_degree": 1, or 1 for one of these two'
         )
-    for chief, others in _ONLY_WITH.items():
-        value, without = complete[chief], Settings.__dataclass_fields__[chief].default
-        if value != without:
-            faults += [
-                f"{name} is {json.dumps(complete[name])}, which does not fit {chief} {json.dumps(value)}: write "
-                f'"{name}": {" or ".join(map(json.dumps, fitting))}, or "{chief}": {json.dumps(without)}'
-                for name, fitting in others.items()
-                if complete[name] not in fitting
-            ]
     return faults
 
 

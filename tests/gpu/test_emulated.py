@@ -124,9 +124,9 @@ def test_schedules() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one GPU", "a GPU each"])
-def test_experts_over_replicas(apart: bool) -> None:
+@pytest.mark.parametrize("layout", ["experts", "whole_updates"])
+def test_layouts_are_those_of_one_process(layout: str, apart: bool) -> None:
     before = [str(jobs.OWN)] if apart else []
-    done = run_ranks(
-        2, jobs.EMULATED, [*before, str(HERE / "experts.py")], environment(), timeout=300
-    ).check()
-    assert done.stdout.count("experts: passed") == 2
+    arguments = [*before, str(HERE / "layouts.py"), layout]
+    done = run_ranks(2, jobs.EMULATED, arguments, environment(), timeout=300).check()
+    assert done.stdout.count(f"{layout}: passed") == 2

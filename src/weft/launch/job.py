@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.config import with_those_of
 from weft.errors import LaunchError
 from weft.launch.discovery import TOKEN
 from weft.launch.engines import kubernetes, local, mpirun, ray, skypilot, slurm, ssh, torchrun
@@ -92,8 +93,9 @@ class Job(Described):
         if missing:
             raise LaunchError(f"these variables are to be handed on and are not set: {listed(missing)}")
         found = {**{name: environ[name] for name in self.hand_on}, **self.variables}
-        if self.settings:
-            found["WEFT_SET"] = json.dumps(dict(self.settings))
+        if self.settings:  # ranks on this host have its environment, too
+            before = {**(environ if self.engine == "local" else {}), **found}
+            found["WEFT_SET"] = json.dumps(with_those_of(before, self.settings))
         if self.host_count > 1 and self.engine not in _OWN_TOKEN:
             found.setdefault(TOKEN, environ.get(TOKEN) or secrets.token_hex(16))
         for name, value in found.items():

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
 from weft.runtime.allocator import is_mapped
+from weft.torch.execution.in_place import same_view
 from weft.torch.pytorch.private import (
     CONVERSION,
     TorchDispatchMode,
@@ -61,6 +62,17 @@ def _is_in_a_file(tensor: Tensor) -> bool:
     return tensor.device == CPU and tensor.numel() > SMALL and is_mapped(tensor.data_ptr())
 
 
+def _view_of(made: Tensor, tensor: Tensor) -> Tensor:
+    """The view of a tensor that was made, which begins its memory, that another one was of it before."""
+    found = same_view(tensor, made, made)
+    if found is None:
+        raise UsageError(
+            f"a delayed parameter or buffer is {tensor.dtype}, and reads the memory of one that is {made.dtype}: make "
+            "it outside of weft.delay_param_initialization()"
+        )
+    return found
+
+
 class Recipes:
     """The operations that were done to tensors without memory, by their storage."""
 
@@ -93,8 +105,7 @@ class Recipes:
         """The values of a tensor without memory."""
         made: dict[int, Tensor] = {}
         self._make(storage_key(tensor), made, streams)
-        root = made[storage_key(tensor)]
-        return root.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _view_of(made[storage_key(tensor)], tensor)
 
     def _make(self, storage: int, made: dict[int, Tensor], streams: Streams) -> None:
         def real(tensor: Tensor) -> Tensor:
@@ -103,7 +114,7 @@ class Recipes:
             key = storage_key(tensor)
             if key not in made and key != storage:
                 self._make(key, made, streams)
-            return made[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return _view_of(made[key], tensor)
 
         for number in self.by_storage.get(storage, ()):
             func, args, kwargs, read = self.entries[number]

@@ -258,10 +258,8 @@ def _find_plan(
     The settings must ask for the same kind of split, and the model have exactly the tensors that were saved.
     """
     text = content.get("model", {}).get("plan")
-    newer = {
-        each.name: each.default for each in fields(session.settings)
-    }  # than those of an older checkpoint
-    known = {**newer, **content["settings"]}
+    # an older checkpoint lacks newer settings
+    known = {each.name: each.default for each in fields(session.settings)} | content["settings"]
     before = {name: value for name, value in known.items() if name not in APART}
     asked = _as_decided(split_settings(session), before, text)
     same = before == asked and saved == named_state.state_names(model)

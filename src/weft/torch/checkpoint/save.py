@@ -102,9 +102,8 @@ def save_checkpoint(
     def make() -> Part:
         part = Part()
         first = session.position("rdp") == session.position("tp") == 0
-        if model is not None and (
-            first or sharded or cut
-        ):  # what ranks have gathered, the first of them saves
+        if model is not None and (first or sharded or cut):
+            # what ranks have gathered, the first of them saves
             named_state.add_model(part if first else Part(), session, model)
         if model is not None and (first or shared or sharded or cut):
             for number, each in enumerate(optimizers):

@@ -102,7 +102,7 @@ class Aliases:
         self._placed.note_copy(alias)
         if copy.stride() != whole.stride():
             return None
-        parts = [_same_part(data, whole, copy) for data in held]
+        parts = [same_view(data, whole, copy) for data in held]
         if any(part is None for part in parts):
             return None
         for (view, known), data, of, part in zip(members, held, full_tensors, parts, strict=True):
@@ -264,24 +264,25 @@ def root_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
-def _same_part(view: Tensor, whole: Tensor, copy: Tensor) -> Tensor | None:
-    """The view of a copy that another tensor is of the whole; None if it reads the memory in yet another way.
+def same_view(view: Tensor, whole: Tensor, copy: Tensor) -> Tensor | None:
+    """The view of a copy, whose memory begins with it, that a tensor is of the whole.
+
+    It may read pairs of real numbers as complex ones, or the other way round. None if it reads the memory in yet
+    another way: as another type, or conjugated.
 
     >>> whole = torch.arange(8.0).view(4, 2)
-    >>> _same_part(torch.view_as_complex(whole)[1:3], whole, whole + 10)
+    >>> same_view(torch.view_as_complex(whole)[1:3], whole, whole + 10)
     tensor([12.+13.j, 14.+15.j])
-    >>> _same_part(whole.view(torch.int32), whole, whole.clone())
+    >>> same_view(whole.view(torch.int32), whole, whole.clone())
     """
     if view.is_conj() != whole.is_conj() or view.is_neg() != whole.is_neg():
         return None
-    size, stride, at = [*view.size()], [*view.stride()], view.storage_offset()
+    size, stride, at, start = [*view.size()], [*view.stride()], view.storage_offset(), whole.storage_offset()
     if view.dtype == whole.dtype:
-        return copy.as_strided(size, stride, at - whole.storage_offset())
+        return copy.as_strided(size, stride, at - start)
     if view.is_complex() and view.dtype.to_real() == whole.dtype:
-        pairs = copy.as_strided(
-            [*size, 2], [*(2 * each for each in stride), 1], 2 * at - whole.storage_offset()
-        )
+        pairs = copy.as_strided([*size, 2], [*(2 * each for each in stride), 1], 2 * at - start)
         return torch.view_as_complex(pairs)
     if whole.is_complex() and whole.dtype.to_real() == view.dtype:
-        return torch.view_as_real(copy).as_strided(size, stride, at - 2 * whole.storage_offset())
+        return torch.view_as_real(copy).as_strided(size, stride, at - 2 * start)
     return None

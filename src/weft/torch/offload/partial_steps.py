@@ -58,9 +58,7 @@ class _Groups:
             UsageError: The optimizer leaves something in a group that depends on these.
         """
         for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
-            for name in (
-                group.keys() - before.keys() - {"params"}
-            ):  # some begin to count there in their first step
+            for name in group.keys() - before.keys() - {"params"}:  # counts that begin with the first step
                 del group[name]
             group.update(before)
         result = self._run()

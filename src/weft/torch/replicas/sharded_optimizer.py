@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from weft.torch.tensor_parallel import cut_of
+from weft.torch.tensors.pytree import CONSTANTS
 from weft.transport.private_c10d import broadcast_all
 
 BUCKET_BYTES = 25 << 20
@@ -197,11 +198,10 @@ def _updated(
     optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
 ) -> list[Tensor]:
     """Weights after steps of an optimizer like this one, which stays as it is."""
-    other: Any = object.__new__(
-        type(optimizer)
-    )  # a copy lacks what pickling leaves out, which a step may ask for
+    other: Any = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
-        setattr(other, name, value)
+        if isinstance(value, CONSTANTS):  # pickling leaves out what a step asks for on a GPU
+            setattr(other, name, value)
         if name.endswith("hooks"):
             setattr(other, name, OrderedDict())
         elif isinstance(value, dict):

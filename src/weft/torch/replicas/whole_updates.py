@@ -237,9 +237,8 @@ class _Bucket:
 
 
 def _gradient_dtype(tensor: Tensor) -> torch.dtype:
-    found: torch.dtype = (
-        getattr(tensor, "grad_dtype", None) or tensor.dtype
-    )  # newer versions let scripts choose
+    """The type of its gradient, which newer versions of PyTorch let scripts choose."""
+    found: torch.dtype = getattr(tensor, "grad_dtype", None) or tensor.dtype
     return found
 
 

@@ -100,22 +100,7 @@ def partition_models(
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
-            placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
-            named = type(model.module).__name__
-            session.views.opening.add(named, placement)
-            log.info("Partition assignments of %s:\n%s", named, placement.tables())
-            for warning in placement.warnings:
-                log.warning("%s", warning)
-            if plan.tensors is not None:
-                splits = Splits.from_record(plan.tensors)
-                beside = beside_own_plan(model.module, splits)
-                log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
-                if warning := splits.warning(named):
-                    log.warning("%s", warning)
-            if plan.experts is not None:
-                _tell_experts(Splits.from_record(plan.experts), named)
-            if plan.sequences is not None:
-                log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
+            _tell_split(session, model.module, plan)
     tell_plan(session, _planned(plans))
     if session.settings.rebalance:
         session.rebalance = Rebalance(session.settings.speeds)
@@ -125,11 +110,26 @@ def partition_models(
     return batch
 
 
-def _tell_experts(splits: Splits, model: str) -> None:
-    from weft.torch.replicas.experts.find import table, warning  # it loads DTensor
+def _tell_split(session: Session, module: nn.Module, plan: Plan) -> None:
+    """Log the parts of a model, and warn of what was asked for and is not there."""
+    placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
+    named, warnings = type(module).__name__, list(placement.warnings)
+    session.views.opening.add(named, placement)
+    log.info("Partition assignments of %s:\n%s", named, placement.tables())
+    if plan.tensors is not None:
+        splits = Splits.from_record(plan.tensors)
+        beside = beside_own_plan(module, splits)
+        log.info("Weights cut over ranks:\n%s", "\n".join(filter(None, [splits.text(), beside])))
+        warnings.append(splits.warning(named))
+    if plan.experts is not None:
+        from weft.torch.replicas.experts.find import table, warning  # it loads DTensor
 
-    log.info("Experts over replicas:\n%s", table(splits))
-    if text := warning(splits, model):
+        shared = Splits.from_record(plan.experts)
+        log.info("Experts over replicas:\n%s", table(shared))
+        warnings.append(warning(shared, named))
+    if plan.sequences is not None:
+        log.info("Sequences cut over ranks:\n%s", Sequences.from_record(plan.sequences).text())
+    for text in filter(None, warnings):
         log.warning("%s", text)
 
 

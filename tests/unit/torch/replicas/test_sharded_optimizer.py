@@ -15,6 +15,7 @@ from weft.torch.replicas.sharded_optimizer import (
     by_parameter,
     tensors_and_plain,
     updates_parts_alike,
+    updates_weights_alone,
 )
 from weft.torch.replicas.sharding.layers import blocks
 
@@ -141,6 +142,26 @@ def test_an_optimizer_of_ones_own_is_tried(kind: type[Signs], alike: bool) -> No
         and scheduler.last_epoch == 0
     )
     assert "steps" not in vars(optimizer)
+
+
+class Factored(Signs):
+    """Asks for a number that it does not pickle, as those of PyTorch do on a GPU."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights)
+        self.factor = 2.0
+
+    def scale(self, gradient: torch.Tensor) -> torch.Tensor:
+        return super().scale(gradient) * self.factor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "factor"}
+
+
+def test_numbers_that_are_not_pickled_are_there_when_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "weft"):
+        assert updates_parts_alike(Factored(WEIGHT)) and updates_weights_alone(Factored(WEIGHT))
+    assert not caplog.text
 
 
 def test_one_that_cannot_be_tried_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
