@@ -212,6 +212,31 @@ class Job:
         )
         assert float(mine) == pytest.approx(float(alone), rel=1e-4)
 
+    def has_norms_of_one_process(self) -> None:
+        """After a step: 1-norm, 2-norm and the largest number of all gradients."""
+        self.train(1)
+        self.train_alone(1)
+        for kind in (1.0, 2.0, float("inf")):
+            mine, alone = (
+                torch.nn.utils.clip_grad_norm_(each.parameters(), 1e9, kind)
+                for each in (self.model, self.alone)
+            )
+            assert float(mine) == pytest.approx(float(alone), rel=1e-4), kind
+
+    def gives_its_states_to(self, make: Callable[[], Job]) -> dict[str, Tensor]:
+        """Another job like this one, given what this one has after two steps, goes on as it does; that state."""
+        self.train(2)
+        state, states = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
+        assert state.keys() == self.alone.state_dict().keys()
+        other = make()
+        other.train(1)
+        other.model.load_state_dict(state)
+        other.optimizer.load_state_dict(states)
+        other.steps = self.steps
+        assert other.train(1) == pytest.approx(self.train(1), rel=1e-6)
+        torch.testing.assert_close(other.model.state_dict(), self.model.state_dict(), rtol=1e-6, atol=1e-7)
+        return state
+
     def goes_to_other_layouts(self, folder: Path) -> None:
         """The first layout saves; it, and all others that go on from there, train as one process does."""
         full = folder.with_name(f"{folder.name}-full")

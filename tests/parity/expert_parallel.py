@@ -104,7 +104,7 @@ SHARED = [
 
 
 class Job(experts.Job):
-    """Layers of mixtures, and what trains them; and the same in one process."""
+    """The same for replicas."""
 
     def __init__(self, net: nn.Module | None = None, alone: nn.Module | None = None, **settings: Any) -> None:
         super().__init__(net or network(), alone, **settings)
@@ -125,13 +125,7 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
 
 @CHECKS.check
 def norms_of_all_kinds_are_those_of_the_whole() -> None:
-    job = Job()
-    job.train(1)
-    job.train_alone(1)
-    for kind in (1.0, 2.0, float("inf")):
-        mine = torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind)
-        alone = torch.nn.utils.clip_grad_norm_(job.alone.parameters(), 1e9, kind)
-        assert float(mine) == pytest.approx(float(alone), rel=1e-4), kind
+    Job().has_norms_of_one_process()
 
 
 @CHECKS.check
@@ -153,17 +147,7 @@ def a_rank_holds_its_experts() -> None:
 
 @CHECKS.check
 def a_whole_state_is_loaded_into_parts() -> None:
-    job = Job()
-    job.train(2)
-    state, states = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
-    assert state.keys() == job.alone.state_dict().keys()
-    other = Job()
-    other.train(1)
-    other.model.load_state_dict(state)
-    other.optimizer.load_state_dict(states)
-    other.steps = job.steps
-    assert other.train(1) == pytest.approx(job.train(1), rel=1e-6)
-    torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
+    Job().gives_its_states_to(Job)
 
 
 @CHECKS.check
@@ -236,7 +220,7 @@ def a_replica_may_send_no_rows() -> None:
         job.optimizer.zero_grad()
         job.plain.zero_grad()
         job.step(job.model, x.chunk(weft.rdp_size())[weft.rdp_rank()])
-        job.loss_alone(x).mean().backward()
+        job.loss_of(job.alone, x).backward()
         job.optimizer.step()
         job.plain.step()
     job.compare()
@@ -288,7 +272,7 @@ def replicas_may_have_unlike_numbers_of_samples() -> None:
     start, losses = 0, []
     for rank in range(weft.rdp_size()):
         end = start + 2 * (1 + rank)
-        losses.append(job.loss_alone(x[start:end]).mean())
+        losses.append(job.loss_of(job.alone, x[start:end]))
         start = end
     (sum(losses) / len(losses)).backward()
     job.optimizer.step()
@@ -390,7 +374,7 @@ def steps_without_averages_add_up() -> None:
     with job.model.no_sync():
         job.step(job.model, x.chunk(weft.rdp_size())[weft.rdp_rank()])
     job.step(job.model, job.batch(1).chunk(weft.rdp_size())[weft.rdp_rank()])
-    (job.loss_alone(x).mean() + job.loss_alone(job.batch(1)).mean()).backward()
+    (job.loss_of(job.alone, x) + job.loss_of(job.alone, job.batch(1))).backward()
     job.optimizer.step()
     job.plain.step()
     job.compare()

@@ -8,7 +8,6 @@ Every rank asserts for itself; a job that ends well has passed.
 from __future__ import annotations
 
 import copy
-import gc
 import sys
 from typing import Any
 
@@ -18,17 +17,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.parity import in_parts
+from tests import training
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
+from tests.training import next_rows, start
 from weft.errors import UsageError
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, axes_of, is_cut
 
 CHECKS = Checks()
-given = in_parts.given = CHECKS.given
-ROWS, LENGTH = in_parts.ROWS, 5
+given = CHECKS.given
+ROWS, LENGTH = 8, 5
 
 
 class Layer(nn.Module):
@@ -53,36 +53,19 @@ def network() -> nn.Sequential:
     return nn.Sequential(*map(Layer, mixtures))
 
 
-class Job(in_parts.Job):
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.003, eps=1e-5)
+
+
+class Job(training.Job):
     """Layers of mixtures, and what trains them; and the same in one process."""
 
     def __init__(self, net: nn.Module | None = None, alone: nn.Module | None = None, **settings: Any) -> None:
-        gc.collect()
-        weft.init(
-            {"partitions": given.partitions, "microbatches": 2, "experts": "expert_parallel", **settings}
-        )
-        net = net or network()
-        self.alone = alone or copy.deepcopy(net)
-        self.model = weft.DistributedModel(net)
-        self.optimizer = weft.DistributedOptimizer(
-            torch.optim.AdamW(self.model.parameters(), lr=0.003, eps=1e-5)
-        )
-        self.plain = torch.optim.AdamW(self.alone.parameters(), lr=0.003, eps=1e-5)
-        self.steps = 0
-
-        @weft.step
-        def step(model: nn.Module, x: Tensor) -> Tensor:
-            loss = (model(x) - x.roll(1, 1)).square().mean()
-            model.backward(loss)
-            return loss
-
-        self.step = step
+        start(**{"partitions": given.partitions, "experts": "expert_parallel", **settings})
+        super().__init__(net or network(), next_rows, optimizer_of, alone=alone)
 
     def batch(self, number: int) -> Tensor:
         return torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(number))
-
-    def loss_alone(self, x: Tensor) -> Tensor:
-        return (self.alone(x) - x.roll(1, 1)).square().mean((1, 2))
 
     def splits(self) -> Splits:
         return Splits.from_record(self.model.plan.tensors)
@@ -104,13 +87,7 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
 
 @CHECKS.check
 def norms_of_all_kinds_are_those_of_the_whole() -> None:
-    job = Job()
-    job.train(1)
-    job.train_alone(1)
-    for kind in (1.0, 2.0, float("inf")):
-        mine = torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1e9, kind)
-        alone = torch.nn.utils.clip_grad_norm_(job.alone.parameters(), 1e9, kind)
-        assert float(mine) == pytest.approx(float(alone), rel=1e-4), kind
+    Job().has_norms_of_one_process()
 
 
 @CHECKS.check
@@ -132,17 +109,7 @@ def a_rank_holds_its_experts() -> None:
 
 @CHECKS.check
 def a_whole_state_is_loaded_into_parts() -> None:
-    job = Job()
-    job.train(2)
-    state, states = copy.deepcopy((job.model.state_dict(), job.optimizer.state_dict()))
-    assert state.keys() == job.alone.state_dict().keys()
-    other = Job()
-    other.train(1)
-    other.model.load_state_dict(state)
-    other.optimizer.load_state_dict(states)
-    other.steps = job.steps
-    assert other.train(1) == pytest.approx(job.train(1), rel=1e-6)
-    torch.testing.assert_close(other.model.state_dict(), job.model.state_dict(), rtol=1e-6, atol=1e-7)
+    Job().gives_its_states_to(Job)
 
 
 @CHECKS.check

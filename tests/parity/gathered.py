@@ -85,6 +85,16 @@ def checkpointed_layers_are_gathered_again() -> None:
 
 
 @CHECKS.check
+def replicas_meet_new_shapes_at_other_times() -> None:
+    """One waits for what is known of the shapes of a module's result where another one knows them."""
+    job, lengths = Job(net=Deep()), [3, 5, 3, 7, 5, 5, 2, 7]
+    for number, length in enumerate(lengths):
+        own = length if weft.rdp_rank() % 2 else lengths[number - 1]
+        words = torch.randint(0, WORDS, (8, own), generator=torch.Generator().manual_seed(number))
+        job.step(job.model, words, words.roll(1, 1))
+
+
+@CHECKS.check
 def few_layers_are_whole_at_once() -> None:
     """Of a partition of six layers: bytes of weights, whoever holds them, and of gradients that are not yet shares."""
     for pipeline in ("1f1b", "zb_h1"):
