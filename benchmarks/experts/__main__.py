@@ -6,14 +6,12 @@ python -m benchmarks.experts
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
+from functools import partial
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.first_rank import GIVES_BACK, figures
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "whole on each replica": {},
@@ -36,37 +34,23 @@ def main() -> None:
     given = parser.parse_args()
     print(machine.machine_name(), flush=True)
     for kind in ("modules", "one weight"):
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-        for _ in range(given.rounds):
-            for name, settings in CONTENDERS.items():
-                found[name].append(run(settings, kind, given))
-        first = found["whole on each replica"]
+        options = {"kind": kind, **{name: value for name, value in vars(given).items() if name != "rounds"}}
+        run = partial(figures, "experts/rank.py", 2, options)
+        memory = {name: run(settings, **GIVES_BACK) for name, settings in CONTENDERS.items()}
+        steps = [
+            {name: run(settings)["step_ms"] for name, settings in CONTENDERS.items()}
+            for _ in range(given.rounds)
+        ]
         print(f"\nexperts that are {kind}\n")
         print("| experts | parameters MiB | peak of a step MiB | step ms | to the first row |")
         print("| --- | ---: | ---: | ---: | ---: |")
-        for name, rows in found.items():
-            ratio = statistics.median(a["step_ms"] / b["step_ms"] for a, b in zip(rows, first, strict=True))
-            held, peak, step_ms = (
-                statistics.median(row[key] for row in rows) for key in ("held", "peak", "step_ms")
+        for name, found in memory.items():
+            step_ms = statistics.median(each[name] for each in steps)
+            ratio = statistics.median(each[name] / each["whole on each replica"] for each in steps)
+            print(
+                f"| {name} | {found['held']:.0f} | {found['peak']:.0f} | {step_ms:.0f} | {ratio:.2f} |",
+                flush=True,
             )
-            print(f"| {name} | {held:.0f} | {peak:.0f} | {step_ms:.0f} | {ratio:.2f} |", flush=True)
-
-
-def run(settings: dict[str, Any], kind: str, given: argparse.Namespace) -> dict[str, float]:
-    """The figures of the first rank."""
-    paths = [os.path.abspath("src"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    environ["WEFT_SET"] = json.dumps(settings)
-    options = [
-        f"--{name}={getattr(given, name)}" for name in ("layers", "width", "experts", "tokens", "steps")
-    ]
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", "benchmarks/experts/rank.py", f"--kind={kind}"]
-    done = subprocess.run([*command, *options], env=environ, capture_output=True, text=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("figures "):
-            found: dict[str, float] = json.loads(line.removeprefix("figures "))
-            return found
-    sys.exit(f"{done.stdout}\n{done.stderr}")
 
 
 if __name__ == "__main__":

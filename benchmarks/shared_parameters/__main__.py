@@ -6,13 +6,10 @@ python -m benchmarks.shared_parameters
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.first_rank import GIVES_BACK, figures
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "replicas": {},
@@ -33,30 +30,11 @@ def main() -> None:
     print("| parameters are whole | of a partition MiB | between steps MiB | peak of a step MiB | step ms |")
     print("| --- | ---: | ---: | ---: | ---: |")
     for name, settings in CONTENDERS.items():
-        found = run(settings, given)
+        found = figures("shared_parameters/rank.py", 4, vars(given), settings, **GIVES_BACK)
         print(
             f"| {name} | {found['whole']:.0f} | {found['rest']:.0f} | {found['peak']:.0f} | {found['step_ms']:.0f} |",
             flush=True,
         )
-
-
-def run(settings: dict[str, Any], given: argparse.Namespace) -> dict[str, float]:
-    """The figures of rank 0."""
-    paths = [os.path.abspath("src"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    environ |= {
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "0",
-    }  # what is free goes back at once
-    environ["WEFT_SET"] = json.dumps(settings)
-    command = [sys.executable, "-m", "weft", "run", "-n", "4", "benchmarks/shared_parameters/rank.py"]
-    options = ["--layers", str(given.layers), "--width", str(given.width), "--steps", str(given.steps)]
-    done = subprocess.run([*command, *options], env=environ, capture_output=True, text=True)
-    for line in done.stdout.splitlines():
-        if line.startswith("figures "):
-            found: dict[str, float] = json.loads(line.removeprefix("figures "))
-            return found
-    sys.exit(f"{done.stdout}\n{done.stderr}")
 
 
 if __name__ == "__main__":
