@@ -16,6 +16,7 @@ from weft.errors import SplitError, UsageError
 from weft.runtime.microbatch import Visits
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
+from weft.session.lengths import Tokens
 from weft.session.recording import record_forward, record_preparation, record_step
 from weft.session.watching import show_opening
 from weft.torch import watching
@@ -122,7 +123,7 @@ class Step:
         proof = self._put_in_place(session, pending, batch)
         results = self._compute(session, batch, proof)
         self._conclude(session, batch)
-        return collect(*results)
+        return collect(*results, batch.groups)
 
     def _split(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch, after models that are not split yet are, and before the first step all have the same weights."""
@@ -136,6 +137,8 @@ class Step:
     def _judge_rows(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch with rows that the loss joins in one microbatch, where no split of a model has seen to that."""
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
+        if batch.groups:
+            return self._keep_joined_rows(session, session.models, batch, everybody=True)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
             return self._keep_joined_rows(session, session.models, batch, everybody)
@@ -232,7 +235,18 @@ class Step:
     def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
-        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
+        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning.
+
+        A batch that is cut by tokens goes on as such where padding does not count.
+        """
+        if self.cut.tokens is not None and self.cut.tokens.trimmed is None:
+            from weft.torch.verify.token_cut import prove  # here: few steps are cut so
+
+            tokens, self.weight = prove(session, models, self.function, self.name, batch, self.weight)
+            self.cut = replace(self.cut, tokens=tokens)
+            return self._prepare(session, batch.args, batch.kwargs)
+        if batch.groups:
+            return batch
         if session.settings.verify == "off" or not models:
             return batch
         joined = self.rows.judge(session, models, batch, everybody)
@@ -254,8 +268,8 @@ class Step:
             return batch
         if any(not model.averages for model in session.models):
             raise UsageError(
-                "weight= says what microbatches weigh in a mean, but average_grads_across_microbatches=False or a "
-                "communication hook adds their gradients up: leave one of the two out"
+                "weight= or tokens= says what microbatches weigh in a mean, but average_grads_across_microbatches=False "
+                "or a communication hook adds their gradients up: leave one of the two out"
             )
         if session.first_inputs and session.position("pp"):
             return batch
@@ -356,6 +370,7 @@ def step(
     detach_outputs: bool = True,
     allow_uneven: bool = False,
     weight: Callable[..., Any] | None = None,
+    tokens: str | Callable[..., Any] | None = None,
     **ignored: Any,
 ) -> Any:
     """Mark a function as one step of training, or of evaluation if it calls no ``backward``.
@@ -369,9 +384,13 @@ def step(
     and ``reduce_mean`` are still those of the whole batch's mean. A batch with fewer samples than microbatches gets
     fewer microbatches. Evaluation steps do not need ``allow_uneven``. ``weight``: a function of the same arguments that
     says how much a microbatch counts, the tokens of its loss say; microbatch i then weighs n_i / (n_1 + ... + n_m) in
-    gradients and in ``reduce_mean``.
+    gradients and in ``reduce_mean``. ``tokens``: the argument, or entry of a dict, with the mask of padded rows, or a
+    function of the arguments that gives a mask; rows of like length then make a microbatch, without their padding.
     """
-    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
+    if tokens is not None and input_split_axes:
+        raise UsageError("tokens= cuts rows, which are dim 0: leave tokens= or input_split_axes= out")
+    by_tokens = None if tokens is None else Tokens(tokens)
+    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven, tokens=by_tokens)
     if function is None:
         return lambda real: Step(real, cut, detach_outputs, weight)
     return Step(function, cut, detach_outputs, weight)
