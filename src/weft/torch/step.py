@@ -268,8 +268,8 @@ class Step:
             return batch
         if any(not model.averages for model in session.models):
             raise UsageError(
-                "weight= or tokens= says what microbatches weigh in a mean, but average_grads_across_microbatches=False "
-                "or a communication hook adds their gradients up: leave one of the two out"
+                "weight= or tokens= says what microbatches weigh in a mean, but average_grads_across_microbatches="
+                "False or a communication hook adds their gradients up: leave one of the two out"
             )
         if session.first_inputs and session.position("pp"):
             return batch

@@ -51,6 +51,11 @@ def mask_of(tokens: Tokens, tensors: Named, args: Sequence[Any], kwargs: Mapping
             f"{name} is {shown}, but tokens is a mask of the shape [{rows}, positions] that is not 0 where a row has a "
             "token"
         )
+    if mask.is_floating_point() and bool((mask < 0).any()):
+        raise UsageError(
+            f"{name} has negative numbers: tokens is a mask that is not 0 where a row has a token, not one that is "
+            "added to scores"
+        )
     return mask
 
 

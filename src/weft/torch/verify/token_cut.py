@@ -8,8 +8,7 @@ the next one), all tokens, or rows. Both are found before the model is split, on
     parts    the longest row; the shortest ones; each without padding
 
 Targets of the mean losses are noted in each while the step goes forward, and sought among the step's arguments: their
-number is the weight. Then losses and gradients of the parts are compared with those of the whole,
-as ``whole_batch`` compares them.
+number is the weight. Then losses of the parts, and gradients of all parameters, are compared with those of the whole.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -33,51 +32,59 @@ from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import LOSSES, MiniBatch, is_whole, named_tensors
 from weft.torch.tensors.tokens import mask_of, spans_of
-from weft.torch.verify.whole_batch import Incomparable, Trial, shown
+from weft.torch.verify.gradient_trial import GradientTrial, Passed
+from weft.torch.verify.whole_batch import Incomparable
 
 log = logging.getLogger("weft")
 
-ROWS = "the rows"
-MASK = "the mask"
 WITHOUT_PROOF = 'To cut by tokens without that comparison, give weight=, too, and write "verify": "off"'
 
 
 @dataclass(frozen=True)
-class Count:
-    """A function that counts what the loss of a step is a mean over, in the step's arguments.
+class Counted:
+    """Targets of a loss among the arguments of a step.
 
-    Args:
-        function: The step.
-        tokens: Where its mask is.
-        found: The tensors that have the targets, by path, each with whether the first one of a row counts; `MASK`, if
-            all tokens are targets, or `ROWS`.
-        ignored: The target that does not count.
+    Attributes:
+        path: The tensor that has them.
+        ignored: The number in it that is no target.
+        first: The first number of a row is a target, too.
+        masked: Numbers in the padding are none.
+    """
+
+    path: str
+    ignored: int
+    first: bool = True
+    masked: bool = False
+
+    def of(self, tensors: Mapping[str, Tensor], mask: Tensor) -> Tensor:
+        """The targets, sorted."""
+        found = tensors[self.path]
+        kept = (found != self.ignored) & (mask != 0) if self.masked else found != self.ignored
+        return (found[kept] if self.first else found[:, 1:][kept[:, 1:]]).sort().values
+
+
+@dataclass(frozen=True)
+class Count:
+    """A function that counts what the losses of a step are means over, in the step's arguments.
+
+    ``function``: the step; ``tokens``: where its mask is; ``found``: the targets of each of its losses.
     """
 
     function: Callable[..., Any]
     tokens: Tokens
-    found: Sequence[tuple[str, bool]]
-    ignored: int
+    found: Sequence[Counted]
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:
         tensors = _tensors(self.function, args, kwargs)
-        numbers = {path: len(self.values(path, first, tensors, args, kwargs)) for path, first in self.found}
-        if len(set(numbers.values())) > 1:
+        mask = mask_of(self.tokens, tensors, args, kwargs)
+        numbers = [len(one.of(dict(tensors), mask)) for one in self.found]
+        if len(set(numbers)) > 1:
+            listed = ", ".join(f"{n} in {one.path}" for n, one in zip(numbers, self.found, strict=True))
             raise UsageError(
-                f"the losses of the step are means over different numbers of targets ({numbers}), which they were not "
+                f"the losses of the step are means over different numbers of targets ({listed}), which they were not "
                 "in its first batch: say what a microbatch counts with @weft.step(tokens=..., weight=...)"
             )
-        return next(iter(numbers.values()))
-
-    def values(
-        self, path: str, first: bool, tensors: Sequence[tuple[str, Tensor]], args: Any, kwargs: Any
-    ) -> Tensor:
-        """The targets, in no order."""
-        if path == ROWS:
-            return torch.arange(len(tensors[0][1]))
-        targets = mask_of(self.tokens, tensors, args, kwargs) if path == MASK else dict(tensors)[path]
-        targets = targets if first else targets[:, 1:]
-        return targets[targets != (0 if path == MASK else self.ignored)].sort().values
+        return numbers[0]
 
 
 def _tensors(
@@ -93,13 +100,13 @@ def _tensors(
 class Verdict:
     """The finding of the first rank, for all ranks.
 
-    ``fault``: why the step may not be cut by tokens. ``told``: why it is cut by rows instead. ``count``: the last
-    arguments of `Count`, if the step does not say itself what a microbatch weighs.
+    ``fault``: why the step may not be cut by tokens. ``told``: why it is cut by rows instead. ``count``: the
+    targets of its losses, as `Counted` has them, if the step does not say itself what a microbatch weighs.
     """
 
     fault: str = ""
     told: str = ""
-    count: list[Any] = field(default_factory=list)
+    count: list[dict[str, Any]] = field(default_factory=list)
 
 
 def prove(
@@ -145,25 +152,26 @@ def prove(
                 "loss is a mean over with @weft.step(tokens=..., weight=...)"
             )
         return proved, weight
-    trial = Trial(session, models, function, weight)
+    trial = GradientTrial(session, models, function, weight)
     text = agree_on(session, lambda: json.dumps(asdict(_judged(trial, batch, title))), "the cut by tokens")
     verdict = Verdict(**json.loads(text))
     if verdict.fault:
         raise UsageError(verdict.fault)
     if verdict.told:
         if session.rank == 0:
-            log.warning("%s", verdict.told)
+            by = "rows" if weight is None else "what weight= says"
+            log.warning("%s. Microbatches weigh by %s", verdict.told, by)
         return None, weight
-    return proved, Count(function, proved, *verdict.count) if weight is None else weight
+    return proved, weight or Count(function, proved, [Counted(**one) for one in verdict.count])
 
 
-def _judged(trial: Trial, batch: MiniBatch, title: str) -> Verdict:
+def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     """The verdict on a step; on the rank that decides."""
     whole, parts = _pieces(trial.function, batch)
     reason = _no_proof(trial, whole, parts)
     losses = Losses()
     try:
-        seen = [] if reason else [losses.of(trial, batch, whole)]
+        runs = [] if reason else [losses.of(trial, batch, whole)]
     except Incomparable as found:
         reason = f"its first batch cannot be compared with its rows: {found}"
     if reason:
@@ -171,25 +179,27 @@ def _judged(trial: Trial, batch: MiniBatch, title: str) -> Verdict:
     begin = f"{title} cannot be cut by tokens: "
     remedy = ". Give the model the mask and the loss targets that leave padding out, or leave tokens= out"
     try:
-        seen += [losses.of(trial, batch, part) for part in parts]
+        runs += [losses.of(trial, batch, part) for part in parts]
+        seen = [targets for targets, _ in runs]
         count = trial.weight or _count(trial.function, batch, (whole, *parts), seen)
         if count is None:
-            numbers = ", ".join(" and ".join(str(len(each)) for each in found) or "none" for found in seen)
+            shown = ", ".join(" and ".join(str(len(each)) for each in found) or "none" for found in seen)
             return Verdict(
-                fault=f"{begin}the targets of its mean losses ({numbers} in {len(whole.rows)} rows with padding, in "
-                "its longest row and in its shortest ones without) are no targets, tokens or rows that weft finds in its "
+                fault=f"{begin}the targets of its mean losses ({shown} in {len(whole.rows)} rows with padding, in "
+                "its longest row and in its shortest ones without) are no targets or tokens that weft finds in its "
                 "arguments. So say what a microbatch counts: @weft.step(tokens=..., weight=...)"
             )
-        trial.weight = count
-        one, several = trial.run(batch, [whole]), trial.run(batch, parts)
-        if trial.differ(one, several):
-            return Verdict(
-                fault=f"{begin}its loss for {len(whole.rows)} rows without padding is {shown(several, one)} with it, "
-                f"so that padding counts, or rows depend on each other{remedy}"
-            )
+        numbers = [float(count(*args, **kwargs)) for args, kwargs in map(batch.take, parts)]
+        weights = [number / (sum(numbers) or 1.0) for number in numbers]
+        fault = trial.differences(runs[0][1], [passed for _, passed in runs[1:]], weights)
     except Incomparable as found:
         return Verdict(fault=f"{begin}without padding it fails with {found}{remedy}")
-    return Verdict(count=[count.found, count.ignored] if isinstance(count, Count) else [])
+    if fault:
+        return Verdict(
+            fault=f"{begin}for {len(whole.rows)} rows without padding {fault}, so that padding counts, or rows depend "
+            f"on each other{remedy}"
+        )
+    return Verdict(count=[asdict(one) for one in count.found] if isinstance(count, Count) else [])
 
 
 def _pieces(function: Callable[..., Any], batch: MiniBatch) -> tuple[Group, list[Group]]:
@@ -203,14 +213,16 @@ def _pieces(function: Callable[..., Any], batch: MiniBatch) -> tuple[Group, list
     return Group(tuple(sorted(row for part in parts for row in part.rows)), 0, length, length), parts
 
 
-def _no_proof(trial: Trial, whole: Group, parts: Sequence[Group]) -> str:
+def _no_proof(trial: GradientTrial, whole: Group, parts: Sequence[Group]) -> str:
     """Why these rows would not show whether padding counts, or cannot be run; empty if they can."""
     models = trial.models
     if len(parts) < 2 or parts[1].stop - parts[1].start == whole.length:
         return "no row of its first batch is padded, which would show whether padding counts"
     if any(model.estimated for model in models):
         return f"no rank has room for the whole model. {WITHOUT_PROOF}"
-    if any(model.partitioned and (trial.session.pipeline is not None or model.sharded) for model in models):
+    if any(model.sharded for model in models):
+        return f"replicas share the model's parameters. {WITHOUT_PROOF}"
+    if any(model.partitioned and trial.session.pipeline is not None for model in models):
         return f"another step has split the model before. {WITHOUT_PROOF}"
     return ""
 
@@ -220,46 +232,50 @@ def _count(
 ) -> Count | None:
     """The count of what losses are means over. ``seen``: the targets of each loss, for each of the ``pieces``."""
     assert batch.cut.tokens is not None
-    ignored = {targets.ignored for losses in seen for targets in losses}
-    if len(ignored) != 1 or None in ignored or len(set(map(len, seen))) != 1:
-        return None
-    empty = Count(function, replace(batch.cut.tokens, trimmed=batch.trimmed), (), ignored.pop() or 0)
     given = [batch.take(piece) for piece in pieces]
-    tensors = [_tensors(function, *each) for each in given]
-    whole = [
-        (path, first)
-        for path, tensor in tensors[0]
-        if path in batch.trimmed and not (tensor.is_floating_point() or tensor.is_complex())
-        for first in (True, False)
-        if first or tensor.dim() == 2
-    ]
+    tensors = [[one for one in _tensors(function, *each) if one[0] in batch.trimmed] for each in given]
+    masks = [mask_of(batch.cut.tokens, some, *each) for some, each in zip(tensors, given, strict=True)]
 
-    def same(path: str, first: bool, values: bool, losses: Sequence[Targets]) -> bool:
-        for targets, some, (args, kwargs) in zip(losses, tensors, given, strict=True):
-            own = empty.values(path, first, some, args, kwargs)
-            if not (torch.equal(own, targets.values) if values else len(own) == len(targets.values)):
-                return False
-        return True
+    def same(one: Counted, losses: Sequence[Targets]) -> bool:
+        return all(
+            targets.ignored == one.ignored and torch.equal(one.of(dict(some), mask), targets.values)
+            for targets, some, mask in zip(losses, tensors, masks, strict=True)
+        )
 
+    if not seen[0] or len(set(map(len, seen))) > 1:
+        return None
     found = []
     for losses in zip(*seen, strict=True):
-        fitting = [one for one in whole if same(*one, True, losses)]
-        fitting += [one for one in ((MASK, True), (MASK, False), (ROWS, True)) if same(*one, False, losses)]
-        if not fitting:
+        candidates = _candidates(tensors[0], masks[0], losses[0].ignored)
+        fitting = next((one for one in candidates if same(one, losses)), None)
+        if fitting is None:
             return None
-        found.append(fitting[0])
-    count = replace(empty, found=found)
-    try:
-        for args, kwargs in given:
-            count(*args, **kwargs)
-    except UsageError:
+        found.append(fitting)
+    if any(
+        len({len(one.of(dict(some), mask)) for one in found}) > 1
+        for some, mask in zip(tensors, masks, strict=True)
+    ):
         return None
-    return count if found else None
+    return Count(function, replace(batch.cut.tokens, trimmed=batch.trimmed), found)
+
+
+def _candidates(
+    tensors: Sequence[tuple[str, Tensor]], mask: Tensor, ignored: int | None
+) -> Iterator[Counted]:
+    """The targets that a loss may be a mean over, if it leaves ``ignored`` out."""
+    whole = [(path, one) for path, one in tensors if not one.is_floating_point() and not one.is_complex()]
+    if ignored is None:
+        return
+    for masked in (False, True):
+        for path, tensor in whole:
+            for first in (True, False):
+                if tensor.shape == mask.shape or (first and not masked):
+                    yield Counted(path, ignored, first, masked)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Those that a mean loss is over, sorted; ``ignored``: the one that it leaves out, None where some count more."""
+    """Those that a mean loss is over, sorted; ``ignored``: the one that it leaves out, None if some count more."""
 
     values: Tensor
     ignored: int | None
@@ -275,12 +291,12 @@ class Losses(TorchFunctionMode):
         super().__init__()
         self._found: list[Targets] = []
 
-    def of(self, trial: Trial, batch: MiniBatch, piece: Group) -> list[Targets]:
-        """The targets of each loss in a piece of a batch."""
+    def of(self, trial: GradientTrial, batch: MiniBatch, piece: Group) -> tuple[list[Targets], Passed]:
+        """The targets of each loss in a piece of a batch; and its losses and gradients."""
         self._found = []
         with self:
-            trial.run(batch, [piece])
-        return self._found
+            passed = trial.passed(batch, piece)
+        return self._found, passed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

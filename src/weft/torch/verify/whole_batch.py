@@ -23,6 +23,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -39,7 +40,7 @@ from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, Piece, padded, prepare, rows_of
 from weft.torch.tensors.pytree import map_tensors
-from weft.torch.trace.dry_run import Forward, dry_run, hand_to_step
+from weft.torch.trace.dry_run import Forward, Snapshot, dry_run, hand_to_step
 from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
 
 log = logging.getLogger("weft")
@@ -315,7 +316,7 @@ class Trial(Forward):
         try:
             with (
                 dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
-                dry.snapshot(self.weight).restored(None),
+                self.restored(dry.snapshot(self.weight)),
                 intercepted([(module, self._called(module)) for module in modules]),
                 torch.enable_grad(),
                 layers_evaluate(),
@@ -367,8 +368,7 @@ class Trial(Forward):
     ) -> None:
         """Note what a backward pass begins at, and go back as far as to what the models returned."""
         roots, given = root_gradients(tensors, grads, self._scale)
-        pairs = zip(roots, given, strict=True)
-        self._losses.append(sum(float((root.detach() * grad).sum()) for root, grad in pairs if self._scale))
+        self.note_losses(roots, given)
         leaves = [leaf for leaf in self._leaves if self._scale]
         if leaves and any(root.requires_grad for root in roots):
             found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
@@ -376,13 +376,33 @@ class Trial(Forward):
                 if gradient is not None:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
+    def note_losses(self, roots: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """Note what a backward pass begins at."""
+        pairs = zip(roots, given, strict=True)
+        self._losses.append(sum(float((root.detach() * grad).sum()) for root, grad in pairs if self._scale))
+
+    def note_autocast(self) -> None:
+        """Note what a model computes in."""
+        if any_autocast():
+            self.dtypes |= {
+                torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            }
+
+    def restored(self, snapshot: Snapshot) -> AbstractContextManager[Any]:
+        """Inside, the step runs; afterwards all is as it was."""
+        return snapshot.restored(None)
+
+    def limit(self) -> float:
+        """The relative difference of losses that rounding may explain."""
+        return max(LIMITS.get(dtype, LOOSEST) for dtype in self.dtypes or {torch.float32})
+
     def differ(self, whole: Outcome, parts: Outcome) -> bool:
         """True if rounding does not explain the difference.
 
         Raises:
             Incomparable: The two have different numbers of losses, or numbers that are not finite.
         """
-        limit = max(LIMITS.get(dtype, LOOSEST) for dtype in self.dtypes or {torch.float32})
+        limit = self.limit()
         if len(whole.losses) != len(parts.losses):
             raise Incomparable("it has other numbers of backward passes")
         if not all(map(math.isfinite, (*whole.losses, *parts.losses))):
@@ -420,12 +440,7 @@ class Trial(Forward):
             return made.clone()  # the step may write into it
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if any_autocast():
-                self.dtypes |= {
-                    torch.get_autocast_dtype(kind)
-                    for kind in ("cpu", "cuda")
-                    if torch.is_autocast_enabled(kind)
-                }
+            self.note_autocast()
             with torch.no_grad():
                 result = inner(*args, **kwargs)
             return map_tensors(result, leaf)
