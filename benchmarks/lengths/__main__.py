@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="functions in a batch")
     parser.add_argument("--longest", type=int, default=512, help="longer ones are cut off there")
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=20, help="each is trained on three times")
+    parser.add_argument("--batches", type=int, default=10, help="each is trained on three times")
     given = parser.parse_args()
     paths = [os.path.abspath("src"), os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {

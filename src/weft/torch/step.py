@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -62,6 +63,8 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
+        self._asked = cut.tokens, weight
+        self._proved: list[weakref.ref[DistributedModel]] = []
         self.name = getattr(function, "__qualname__", type(function).__name__)  # a model has none
         self.rows = Rows(self.name, self)
         self._trains = self._ran = self._told = False
@@ -137,7 +140,7 @@ class Step:
     def _judge_rows(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch with rows that the loss joins in one microbatch, where no split of a model has seen to that."""
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
-        if batch.groups:
+        if self._asked[0] is not None:
             return self._keep_joined_rows(session, session.models, batch, everybody=True)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
@@ -235,19 +238,18 @@ class Step:
     def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
-        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning.
-
-        A batch that is cut by tokens goes on as such where padding does not count.
-        """
-        if self.cut.tokens is not None and self.cut.tokens.trimmed is None:
+        """The batch cut by tokens, or so that rows which the loss joins are in one microbatch, or else a warning."""
+        tokens, weight = self._asked
+        if tokens is not None and [known() for known in self._proved] != session.models:
             from weft.torch.verify.token_cut import prove  # here: few steps are cut so
 
-            tokens, self.weight = prove(session, models, self.function, self.name, batch, self.weight)
             self.cut = replace(self.cut, tokens=tokens)
+            batch = self._prepare(session, batch.args, batch.kwargs)
+            proved, self.weight = prove(session, models, self.function, self.name, batch, weight)
+            self.cut = replace(self.cut, tokens=proved)
+            self._proved = [weakref.ref(model) for model in session.models]
             return self._prepare(session, batch.args, batch.kwargs)
-        if batch.groups:
-            return batch
-        if session.settings.verify == "off" or not models:
+        if session.settings.verify == "off" or not models or tokens is not None:
             return batch
         joined = self.rows.judge(session, models, batch, everybody)
         if joined == Joined():
@@ -354,9 +356,8 @@ def _may_train(session: Session) -> bool:
 def _count(session: Session) -> int:
     """Into how many microbatches to cut; 1 where that is decided when the models are split."""
     if session.settings.microbatches == "auto":
-        if not session.models or any(not model.partitioned for model in session.models):
-            return 1
-        if session.settings.partitions == 1:
+        split = session.models and all(model.partitioned for model in session.models)
+        if not split or session.settings.partitions == 1:
             return 1  # until a step trains
         session.decide(microbatches=session.decided.last_number)  # that of the models
     return session.settings.microbatch_count
@@ -389,8 +390,8 @@ def step(
     """
     if tokens is not None and input_split_axes:
         raise UsageError("tokens= cuts rows, which are dim 0: leave tokens= or input_split_axes= out")
-    by_tokens = None if tokens is None else Tokens(tokens)
-    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven, tokens=by_tokens)
+    cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
+    cut = cut if tokens is None else replace(cut, tokens=Tokens(tokens))
     if function is None:
         return lambda real: Step(real, cut, detach_outputs, weight)
     return Step(function, cut, detach_outputs, weight)

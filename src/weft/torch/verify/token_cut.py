@@ -75,7 +75,9 @@ class Count:
     found: Sequence[Counted]
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:
-        tensors = _tensors(self.function, args, kwargs)
+        tensors = [
+            one for one in _tensors(self.function, args, kwargs) if one[0] in (self.tokens.trimmed or ())
+        ]
         mask = mask_of(self.tokens, tensors, args, kwargs)
         numbers = [len(one.of(dict(tensors), mask)) for one in self.found]
         if len(set(numbers)) > 1:
@@ -100,12 +102,12 @@ def _tensors(
 class Verdict:
     """The finding of the first rank, for all ranks.
 
-    ``fault``: why the step may not be cut by tokens. ``told``: why it is cut by rows instead. ``count``: the
+    ``fault``: why the step may not be cut by tokens. ``warning``: why it is cut by rows instead. ``count``: the
     targets of its losses, as `Counted` has them, if the step does not say itself what a microbatch weighs.
     """
 
     fault: str = ""
-    told: str = ""
+    warning: str = ""
     count: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -157,10 +159,10 @@ def prove(
     verdict = Verdict(**json.loads(text))
     if verdict.fault:
         raise UsageError(verdict.fault)
-    if verdict.told:
+    if verdict.warning:
         if session.rank == 0:
             by = "rows" if weight is None else "what weight= says"
-            log.warning("%s. Microbatches weigh by %s", verdict.told, by)
+            log.warning("%s. Microbatches weigh by %s", verdict.warning, by)
         return None, weight
     return proved, weight or Count(function, proved, [Counted(**one) for one in verdict.count])
 
@@ -175,7 +177,7 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     except Incomparable as found:
         reason = f"its first batch cannot be compared with its rows: {found}"
     if reason:
-        return Verdict(told=f"{title} is cut by rows, not by tokens, because {reason}")
+        return Verdict(warning=f"{title} is cut by rows, not by tokens, because {reason}")
     begin = f"{title} cannot be cut by tokens: "
     remedy = ". Give the model the mask and the loss targets that leave padding out, or leave tokens= out"
     try:
@@ -193,7 +195,10 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
         weights = [number / (sum(numbers) or 1.0) for number in numbers]
         fault = trial.differences(runs[0][1], [passed for _, passed in runs[1:]], weights)
     except Incomparable as found:
-        return Verdict(fault=f"{begin}without padding it fails with {found}{remedy}")
+        dims = ", ".join(
+            f"{path} along {', '.join(map(str, dims))}" for path, dims in batch.trimmed.items() if dims
+        )
+        return Verdict(fault=f"{begin}without padding, cut off {dims}, it fails with {found}{remedy}")
     if fault:
         return Verdict(
             fault=f"{begin}for {len(whole.rows)} rows without padding {fault}, so that padding counts, or rows depend "

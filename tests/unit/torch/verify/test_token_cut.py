@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft.torch as weft
-from tests.models import Reader
+from tests.models import Composed, Reader
 from tests.padded import IGNORED, batch_of, reading_loss
 from tests.training import step_of
 from weft.errors import UsageError
@@ -163,7 +163,7 @@ def of_the_length(model: Any, batch: dict[str, Tensor]) -> Tensor:
         (joined, "so that padding counts, or rows depend on each other"),
         (first_label, r"\(3, 1, 2 in 3 rows with padding.*weight=\.\.\."),
         (own_mean, r"\(none, none, none in 3 rows with padding.*weight=\.\.\."),
-        (of_the_length, "without padding it fails with RuntimeError"),
+        (of_the_length, r"cut off batch\['words'\] along 1,.*, it fails with RuntimeError"),
     ],
 )
 def test_what_would_be_another_loss_is_refused(loss_of: Any, text: str, init):
@@ -174,6 +174,15 @@ def test_what_would_be_another_loss_is_refused(loss_of: Any, text: str, init):
         step_of(loss_of, tokens="mask")(model, batch)
     assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_each_model_is_compared(init):
+    model, _ = begin(init)
+    step = step_of(reading_loss, tokens="mask")
+    step(model, batch_of(LENGTHS))
+    blind = weft.DistributedModel(Composed(lambda parts, words, mask: parts.net(words), net=Reader()))
+    with pytest.raises(UsageError, match="cannot be cut by tokens"):
+        step(blind, batch_of(LENGTHS))
 
 
 def test_losses_that_part_later_are_refused(init):
