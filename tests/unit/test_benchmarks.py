@@ -38,7 +38,7 @@ RUNS = {
 OTHERS = {
     "all_reduce": (["--most", "0.25", "--budget", "1"], "| 0.25 |"),
     "lengths": (
-        ["--rows", "6", "--longest", "24", "--microbatches", "2", "--batches", "1"],
+        ["--rows", "16", "--longest", "24", "--microbatches", "2", "--batches", "1"],
         "| of the batch no padding |",
     ),
     "sends": (["--sizes", "0.5", "--rounds", "1", "--trips", "2"], "| 0.5 |"),

@@ -161,8 +161,8 @@ def prove(
         raise UsageError(verdict.fault)
     if verdict.warning:
         if session.rank == 0:
-            by = "rows" if weight is None else "what weight= says"
-            log.warning("%s. Microbatches weigh by %s", verdict.warning, by)
+            more = ". Microbatches weigh by their rows: if the loss is a mean over tokens, let weight= count them"
+            log.warning("%s%s", verdict.warning, more if weight is None else "")
         return None, weight
     return proved, weight or Count(function, proved, [Counted(**one) for one in verdict.count])
 

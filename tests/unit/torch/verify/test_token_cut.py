@@ -251,6 +251,6 @@ def test_what_cannot_be_compared_is_cut_by_rows(loss_of: Any, lengths: list[int]
 
     step(model, batch_of(lengths))
     assert seen[-3:] == [(3, 12)] * 3 and "is cut by rows, not by tokens, because" in caplog.text
-    assert text in caplog.text
+    assert text in caplog.text and "Microbatches weigh by their rows" in caplog.text
     step(model, batch_of(LENGTHS))
     assert seen[-3:] == [(3, 12)] * 3
