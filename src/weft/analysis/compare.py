@@ -84,8 +84,8 @@ class Comparison:
                 f"{where}: {format_seconds(self.cause.new_s)} instead of {format_seconds(self.cause.old_s)}."
             )
         if self.settings:
-            told = ", ".join(f"{each.name} {each.new} instead of {each.old}" for each in self.settings)
-            text += f" Set otherwise: {told}."
+            settings = ", ".join(f"{each.name} {each.new} instead of {each.old}" for each in self.settings)
+            text += f" Set otherwise: {settings}."
         return text
 
 

@@ -20,12 +20,12 @@ OWN = (
     "weft.torch.rank", "weft.torch.local_rank", "weft.torch.pp_rank", "weft.torch.mp_rank",
     "torch.distributed.get_rank",
 )  # fmt: skip
-"""What tells the ranks of one pipeline apart."""
-TELLS = (
+"""Functions whose results differ between the ranks of one pipeline."""
+NOT_READING = (
     "print", "info", "warning", "debug", "set_device", "device", "to", "cuda", "DistributedDataParallel", "DDP",
     "init_process_group", "spawn", "save", "write", "join",
 )  # fmt: skip
-"""Calls that a rank is told to without reading data by it."""
+"""Calls that may get a rank, and read no data by it."""
 
 
 class Alone(NamedTuple):
@@ -178,7 +178,7 @@ def _is_told(script: Script, node: ast.AST) -> bool:
         if isinstance(each, ast.keyword) and each.arg == "device_ids":
             return True
         if isinstance(each, ast.Call) and child is not each.func:
-            if last_name(each.func) in TELLS or _passes_on(script, each, child):
+            if last_name(each.func) in NOT_READING or _passes_on(script, each, child):
                 return True
         if isinstance(each, ast.If | ast.IfExp) and child is each.test:
             return True

@@ -191,12 +191,12 @@ def differences(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
     for key in ("call", "path", "tag"):
         values = {rank: arguments.get(key, "") for rank, arguments in sorted(came.items())}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
-            faults.append(f"the {key} must be the same on every rank, it is {told}")
+            shown = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
+            faults.append(f"the {key} must be the same on every rank, it is {shown}")
             if key == "call":
                 return faults  # different calls take different arguments
-    told = differing({rank: json.loads(each.get("settings", "{}")) for rank, each in sorted(came.items())})
-    return [*faults, told] if told else faults
+    fault = differing({rank: json.loads(each.get("settings", "{}")) for rank, each in sorted(came.items())})
+    return [*faults, fault] if fault else faults
 
 
 def run(

@@ -123,7 +123,11 @@ def discover(environ: Mapping[str, str]) -> Place:
         present = [name for name in source.names if environ.get(name)]
         if source.needs is not None and not environ.get(source.needs):
             continue
-        if source is _EXPLICIT and not (environ.get(SHARED_FD) or master_told(environ)) and MASTER in environ:
+        if (
+            source is _EXPLICIT
+            and not (environ.get(SHARED_FD) or master_given(environ))
+            and MASTER in environ
+        ):
             continue  # weft has made them from another launcher's
         if len(present) == len(source.names):
             complete.append((source, _numbers(source, environ)))
@@ -153,10 +157,10 @@ def _over_hosts(place: Place, environ: Mapping[str, str]) -> Place:
     return replace(place, leader=environ.get("MASTER_ADDR") or None, token=environ.get(TOKEN, ""))
 
 
-def master_told(environ: Mapping[str, str]) -> bool:
+def master_given(environ: Mapping[str, str]) -> bool:
     """True if MASTER_ADDR is there, and not only because `weft run` has set it.
 
-    >>> master_told({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
+    >>> master_given({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
     False
     """
     address = environ.get("MASTER_ADDR")

@@ -39,7 +39,7 @@ from weft.terminal_text import LINES, visible
 from weft.watch import before_init, failed
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.files.operation import Outside
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
@@ -82,7 +82,7 @@ class Launcher:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
-        self._outside, self._teller = Outside(self._page), Teller()
+        self._outside, self._blocked = Outside(self._page), BlockedRanks()
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
@@ -219,13 +219,13 @@ class Launcher:
         """Reports ranks that are blocked in an operation on a file, and those that wait for them."""
         if isinstance(self._ranks, Here):
             self._ranks.look_at_files(self._outside)
-        text = self._teller.observe(
+        text = self._blocked.observe(
             {rank: self._page.sign(rank) for rank in range(self._job.ranks) if rank not in self._ends}
         )
         if text:
             lines = "".join(f"weft: {line}\n" for line in text.splitlines())
             self._shown.err.write(self, lines.encode(errors="replace"))
-        self._journal.stand(self._teller)
+        self._journal.stand(self._blocked)
 
     def _bring(self) -> None:
         """Recordings of ranks on other hosts, unless the job starts again; until they are here, or a further signal."""

@@ -133,13 +133,13 @@ class _Lanes:
                 before = self.stages[span.rank].index(span.stage) if span.stage >= 0 else 0
                 height = max(BOX - LOWER * before, LOWEST)
             top = y + (LANE - height) / 2
-        yield Box(x, top, width, height, span.kind, "#ffffff", told(span))
+        yield Box(x, top, width, height, span.kind, "#ffffff", tooltip(span))
         number = str(span.microbatch)
         if span.kind in WORK and span.microbatch >= 0 and width >= 8 * len(number) + 4:
             yield Note(x + width / 2, y + LANE // 2 + 4, number, "number", STYLES[span.kind].ink)
 
 
-def told(span: Span) -> str:
+def tooltip(span: Span) -> str:
     """The text shown to a pointer that rests on the box."""
     label = f" ({span.label})" if span.label else ""
     parts = [

@@ -59,9 +59,9 @@ def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdi
     causes = [each for each in explained if each.status in FAULTS and not each.explained_by]
     causes.sort(
         key=lambda cause: min(
-            weight(told)
-            for told, each in zip(found, explained, strict=True)
-            if each is cause or (each.explained_by == cause.rule and told.status in FAULTS)
+            weight(finding)
+            for finding, each in zip(found, explained, strict=True)
+            if each is cause or (each.explained_by == cause.rule and finding.status in FAULTS)
         )
     )
     if not causes:

@@ -49,10 +49,10 @@ class Pace:
             self._seen.popleft()
         (first_s, first), (last_s, _) = self._seen[0], self._seen[-1]
         self._written_s, self._written = now_s, step
-        told: dict[str, float] = {"step": step, "time": round(last_s, 3)}
+        progress: dict[str, float] = {"step": step, "time": round(last_s, 3)}
         if last_s > first_s and step > first:
-            told["steps_per_minute"] = round(60.0 * (step - first) / (last_s - first_s), 2)
-        return told
+            progress["steps_per_minute"] = round(60.0 * (step - first) / (last_s - first_s), 2)
+        return progress
 
 
 def step_of(page: Page, rank: int) -> int:
@@ -62,9 +62,9 @@ def step_of(page: Page, rank: int) -> int:
     return page.loop_step(rank) or max(0, (sign.step or 0) - sign.evaluations)
 
 
-def write(folder: Path, told: Mapping[str, Any], name: str = NAME) -> None:
+def write(folder: Path, values: Mapping[str, Any], name: str = NAME) -> None:
     """Whole or not at all; a folder that cannot be written to is nothing to fail for."""
     new = folder / f".{name}-{secrets.token_hex(4)}"
     with suppress(OSError):
-        new.write_text(json.dumps(told), encoding="utf-8")
+        new.write_text(json.dumps(values), encoding="utf-8")
         os.replace(new, folder / name)

@@ -279,8 +279,8 @@ def _that_ran(analysis: Seen, entries: list[Document], name: str) -> Document:
             planned["pipeline"] = ran["pipeline"]
         if planned == ran and division["data"].whole() * division["pipeline"].whole() == ranks:
             return entry
-    told = ", ".join(f'"{setting}": {json.dumps(value)}' for setting, value in ran.items() if value)
+    shown = ", ".join(f'"{setting}": {json.dumps(value)}' for setting, value in ran.items() if value)
     raise UsageError(
-        f"{name} has no division like what ran, {ranks} ranks with {told}: run one that the plan names, with its "
+        f"{name} has no division like what ran, {ranks} ranks with {shown}: run one that the plan names, with its "
         "settings, or leave --plan out for the job's own plan"
     )

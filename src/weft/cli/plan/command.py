@@ -364,5 +364,5 @@ def _plan_traced(options: argparse.Namespace) -> None:
 
 
 def _write_page(out: str, report: PlanReport) -> None:
-    """Write a page; that it was written is told where it stands in nobody's JSON."""
+    """Write a page; a line says so, except with `--json`."""
     print(wrote(Path(out), plan_page(report)), file=sys.stderr)

@@ -63,8 +63,8 @@ def report_of(found: Answer) -> PlanReport:
 
 def _storage(found: Answer) -> tuple[str, list[Table]]:
     """The lines printed about storage, as sentences."""
-    told, tables = storage(found)
-    return told.replace("\n", ". "), tables
+    lines, tables = storage(found)
+    return lines.replace("\n", ". "), tables
 
 
 def _to_write(found: Answer) -> ToWrite | None:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from weft.errors import LaunchError
 from weft.profiler.clock import clock_offset_s
 from weft.untrusted import reason, shown_path, whole
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.process import began, boot, host_name
 from weft.watch.progress_file import Pace, write
 
@@ -166,9 +166,9 @@ class Journal:
         if progress is not None:
             write(attempt_folder(self.folder, self._next - 1), progress)
 
-    def stand(self, teller: Teller) -> None:
+    def stand(self, blocked: BlockedRanks) -> None:
         """The files in which ranks stand, where that has changed."""
-        teller.write(attempt_folder(self.folder, self._next - 1))
+        blocked.write(attempt_folder(self.folder, self._next - 1))
 
     def take(self, rank: int, data: bytes) -> None:
         """Appends a rank's output to its log."""
@@ -241,7 +241,7 @@ class Nowhere:
     def reach(self, step: int) -> None:
         """Nothing."""
 
-    def stand(self, teller: Teller) -> None:
+    def stand(self, blocked: BlockedRanks) -> None:
         """Nothing."""
 
     def take(self, rank: int, data: bytes) -> None:

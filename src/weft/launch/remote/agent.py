@@ -106,7 +106,7 @@ class _Agent:
         while len(self.out.kept) <= KEPT_LIMIT and (message := next(self.sending, None)):
             self._say(*message)
         if self.here is not None and self.mirror is not None and waiting <= 2 * KEPT_LIMIT:
-            self._tell(self.here, self.mirror)
+            self._report(self.here, self.mirror)
 
     def _read(self) -> bool:
         """Forwards the ranks' output; True if there was any."""
@@ -126,7 +126,7 @@ class _Agent:
         self.out.say(values, data)
         self.said = time.monotonic()
 
-    def _tell(self, here: Here, mirror: Mirror) -> None:
+    def _report(self, here: Here, mirror: Mirror) -> None:
         """Sends what the ranks show, and who has ended: that comes after all that it wrote and showed."""
         if self.outside is not None:
             here.look_at_files(self.outside)

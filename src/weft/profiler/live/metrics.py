@@ -122,16 +122,16 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
-            told = list(self._told())
+            rows = list(self._rows())
         families: dict[str, Any] = {}
-        for name, rank, value, labels in told:
+        for name, rank, value, labels in rows:
             if name not in families:
                 kind = CounterMetricFamily if name == "weft_steps" else GaugeMetricFamily
                 families[name] = kind(name, MEANINGS[name], labels=["rank", *labels])
             families[name].add_metric([str(rank), *labels.values()], value)
         return families.values()
 
-    def _told(self) -> Iterator[tuple[str, int, float, Mapping[str, str]]]:
+    def _rows(self) -> Iterator[tuple[str, int, float, Mapping[str, str]]]:
         run = self._follower.look() if self._follower is not None else None
         signs = self._signs()
         for rank, sign in signs.items():
@@ -200,7 +200,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Endpoint:
-    """The endpoint, open but not yet answering, so that a port that is taken is told before anything runs.
+    """The endpoint, open but not yet answering, so that a port that is taken is an error before anything runs.
 
     Raises:
         LaunchError: prometheus-client is not installed, or the port cannot be had.

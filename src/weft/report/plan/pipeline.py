@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.step import crossing_rounds
-from weft.report.picture import told
+from weft.report.picture import tooltip
 from weft.report.plan.pictures import LOOKS
 from weft.schedule import make
 from weft.simulate import Links, Simulation, StageCost, simulate
@@ -34,7 +34,7 @@ class Box(NamedTuple):
     width: float
     top: float
     label: str
-    told: str
+    tooltip: str
 
 
 class Lane(NamedTuple):
@@ -128,7 +128,7 @@ def _box(span: Span, step_s: float, stages: list[int]) -> Box:
     label = str(span.microbatch) if span.microbatch >= 0 else ""
     return Box(
         span.kind, round(span.start_s / step_s * 100, 3), round(width, 3), min(lower, LOWEST),
-        label if width >= NARROWEST[min(len(label), 2)] else "", told(span),
+        label if width >= NARROWEST[min(len(label), 2)] else "", tooltip(span),
     )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
     They travel as the settings ``all_reduce`` and ``compression`` say. A gradient by rows (``tf.IndexedSlices``) has
     the rows of all replicas, as one process has those of the whole batch; they travel as they are.
 
-    ``number``: tells calls with different tensors apart, for a compression that makes up for its errors in the next
+    ``number``: differs between calls with different tensors, for a compression that makes up for its errors in the next
     call. ``axis``: the ranks that average, along an axis of the mesh.
 
     Raises:

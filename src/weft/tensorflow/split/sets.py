@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class Together:
-    """Numbers that belong together, as they are told.
+    """Numbers that belong together, as pairs of them become known.
 
     >>> sets = Together(4)
     >>> sets.join(0, 2)

@@ -83,7 +83,7 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def noted(add: Callable[[int, int], None]) -> Iterator[None]:
-    """``add(first, next)`` is told which operations were made inside, where a step is being traced."""
+    """``add(first, next)`` gets the operations that were made inside, where a step is being traced."""
     if not _tracing:
         yield
         return
@@ -243,7 +243,7 @@ def _operation(operation: Any, index: dict[str, int], variables: dict[str, int])
 
 
 def _mark(operations: list[Any], records: list[Operation], index: dict[str, int], marks: Marks) -> None:
-    """Tell the operations which layer, which gradient and which partition they belong to."""
+    """Mark the operations with the layer, the gradient and the partition that they belong to."""
     at = {private.number_of(operation): number for number, operation in enumerate(operations)}
 
     def each(first: int, end: int) -> Iterator[Operation]:

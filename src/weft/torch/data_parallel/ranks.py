@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from weft.errors import LaunchError
 from weft.launch import rendezvous
-from weft.launch.discovery import Place, discover, master_told
+from weft.launch.discovery import Place, discover, master_given
 from weft.launch.rendezvous import locate
 from weft.transport.private_c10d import rendezvous_handlers
 
@@ -77,7 +77,7 @@ def find_ranks() -> None:
     by_variables = handlers["env"]
 
     def either(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        launched = discover(os.environ).launched and not master_told(os.environ)
+        launched = discover(os.environ).launched and not master_given(os.environ)
         return (_find if launched else by_variables)(url, *args, **kwargs)
 
     handlers["env"] = either

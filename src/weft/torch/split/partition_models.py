@@ -22,7 +22,7 @@ from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_facts, tell_plan, tell_units
+from weft.session.recording import record_facts, record_plan, record_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.context_parallel import Sequences
@@ -96,17 +96,17 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
-        tell_units(session, describe_units(plan), measured)
+        record_units(session, describe_units(plan), measured)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
             _tell_split(session, model.module, plan)
-    tell_plan(session, _planned(plans))
+    record_plan(session, _planned(plans))
     if session.settings.rebalance:
         session.rebalance = Rebalance(session.settings.speeds)
     if session.settings.tensor_parallel_degree > 1:
         found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
-        tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
+        record_facts(session, cut_layers=sum(len(each.linears()) for each in found))
     return batch
 
 
