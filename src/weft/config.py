@@ -622,7 +622,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
 
 
 def _advice(setting: Field[Any], value: object) -> str:
-    """The value to type instead: what the text meant, if that can be told, or else the default."""
+    """The value to type instead: what the text meant, if that is clear, or else the default."""
     check: Check = setting.metadata["check"]
     if setting.name == "tensor_parallel_degree" and value == "auto":
         return (

@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         rule: The name of what was looked for.
         grade: Wrong: the job fails, or learns something else. Slow: it takes longer. Hint: it depends on what the
-            script does not tell.
+            script does not say.
         line: Where in the script, from 1.
         reason: Why, in a sentence.
         write: What to write there instead; often one line.

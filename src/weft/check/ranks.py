@@ -61,7 +61,7 @@ def shards(script: Script) -> bool:
             name = "rank"
         if not _RANK.fullmatch(name) or name.startswith(("is_", "local_", "pp_", "mp_")):
             continue
-        if isinstance(getattr(node, "ctx", None), ast.Store) or _is_told(script, node):
+        if isinstance(getattr(node, "ctx", None), ast.Store) or _reads_no_data(script, node):
             continue
         return True
     return False
@@ -171,8 +171,8 @@ def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:
     return place < len(names) and _RANK.fullmatch(names[place]) is not None
 
 
-def _is_told(script: Script, node: ast.AST) -> bool:
-    """True if a rank is only told to somebody here, or compared for one rank's work."""
+def _reads_no_data(script: Script, node: ast.AST) -> bool:
+    """True if no data are read by a rank here: it is passed on, or compared for one rank's work."""
     child = node
     for each in script.above(node):
         if isinstance(each, ast.keyword) and each.arg == "device_ids":

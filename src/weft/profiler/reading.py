@@ -79,7 +79,7 @@ def _files(path: Path) -> list[str]:
 def _each(
     path: Path, names: list[str], suffix: str, read: Callable[[Path], T], warnings: list[str]
 ) -> Iterator[T]:
-    """The content of each file with a suffix; those that cannot be read are told."""
+    """The content of each file with a suffix; those that cannot be read are warnings."""
     for name in names:
         if not name.endswith(suffix):
             continue

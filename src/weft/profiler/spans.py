@@ -1,4 +1,4 @@
-"""Reads the spans of a recording: what is whole becomes a timeline, what is not is told."""
+"""Reads the spans of a recording: what is whole becomes a timeline, what is not a warning."""
 
 from __future__ import annotations
 

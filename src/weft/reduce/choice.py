@@ -19,7 +19,7 @@ from weft.transport import segment
 
 ALGORITHMS = ("auto", "direct", "shared", "hierarchical")
 SIZES_BYTES = (64 << 10, 1 << 20, 8 << 20)
-TRACKS = 4
+CHANNELS = 4
 """Enough to keep the wire busy while pieces are summed inside hosts, compressed and handed back; see `benchmarks`."""
 _REPETITIONS = 3
 
@@ -104,7 +104,7 @@ def _hierarchical(
     group: dist.ProcessGroup, hosts: Sequence[Hashable], device: torch.device, timeout: timedelta
 ) -> Collective:
     """On GPUs one channel: kernels of several NCCL groups at once may wait for each other's place on the device."""
-    count = TRACKS if device.type == "cpu" else 1
+    count = CHANNELS if device.type == "cpu" else 1
     channels = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
     return Channels(group, channels) if count > 1 else channels[0]
 

@@ -12,7 +12,7 @@ from weft.terminal_text import visible
 from weft.units import format_bytes
 
 UNEVEN = 1.25
-"""A partition with more than so many times the mean time is told about, ..."""
+"""A partition with more than so many times the mean time is reported, ..."""
 LEAST_MS = 1.0
 """... if that costs more than this for each microbatch: what takes less is hardly measured."""
 WIDTH = 20

@@ -31,11 +31,11 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 
 @dataclass
 class Hooks:
-    """The calls of a frontend before a microbatch goes on (random states, say), and those told what the rank does.
+    """The calls of a frontend before a microbatch goes on (random states, say), and those that report.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now; ``leave()`` is
     called by a thread that worked and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer,
-    stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
+    stage)`` gets every span, as far as one is set: work, waits (for ``peer``) and the whole step.
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None

@@ -1,10 +1,9 @@
 """Ranks that hold parts of the same weights run their microbatches in one order: that of the first of them.
 
-Inside of a unit these ranks add up what each has computed, or gather its weights, in plain collectives, which match by
-their order alone.
-Which microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here one rank
-chooses as ever, and sends its choice to the others. These take the same turns, as soon as they can. Nobody waits for
-ever: what the first rank could run the others can run too, when their own messages have come.
+Inside of a unit these ranks all-reduce what each has computed, or gather its weights. Collectives match by their
+order alone. Which microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here
+one rank chooses as ever, and sends its choice to the others. These take the same turns, as soon as they can. Nobody
+waits for ever: what the first rank could run the others can run too, when their own messages have come.
 
 Ranks with the same samples make the same collectives, and their microbatches wait for the same messages: with each turn
 the first one sends what its microbatch has waited for, and a rank whose own waits for something else says so at once.

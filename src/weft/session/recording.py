@@ -17,7 +17,7 @@ from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.session.session import Session
 from weft.session.state import Process
-from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
+from weft.transport.channel import ABORT, BEGIN, KINDS, SPEC, WHERE, Channel, Key
 from weft.watch.process import host_name
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weft.profiler.recorder import Recorder
 
 _log = logging.getLogger("weft")
-UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
+UNRECORDED = (ABORT, BEGIN, SPEC, WHERE)
 """Messages that are sent once for a call, or once for a step: they belong to no microbatch."""
 LEAST_S = 100e-6
 """Seconds; a shorter preparation is not recorded."""
@@ -247,7 +247,7 @@ def record_step(session: Session, size: Callable[[], tuple[int, int]]) -> Iterat
 
 @contextmanager
 def record_preparation(session: Session) -> Iterator[None]:
-    """Inside, models are split, steps compared or memory put in order, before a step begins. Moments are not told."""
+    """Inside, models are split, steps compared or memory put in order, before a step. Moments are not recorded."""
     start_s = time.perf_counter()
     if session.recorder is not None:
         session.recorder.open_step()

@@ -190,7 +190,7 @@ class Step:
         shares = batch.shares(tensors)
         if not private.is_building_function():
             messages.open()
-            results = self._together(batch, key, tensors)
+            results = self._one_function(batch, key, tensors)
             messages.close(key not in self._training, tensors)
         elif private.wants_xla():
             results = self._inside(batch, key, tensors)
@@ -206,10 +206,10 @@ class Step:
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """The results of the microbatches, in a graph that is being traced."""
-        together = self._together if self.jit_compile else self._microbatches
-        return together(batch, key, tensors)
+        run = self._one_function if self.jit_compile else self._microbatches
+        return run(batch, key, tensors)
 
-    def _together(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
+    def _one_function(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """The results of the microbatches, from a function that holds all of them."""
         if key not in self._functions:
             self._functions[key] = tf.function(

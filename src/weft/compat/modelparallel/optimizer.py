@@ -44,7 +44,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
     """
 
     _is_accelerate_prepared = True
-    """Tells Hugging Face's accelerate to leave this optimizer as it is: its own wrapper hides ``local_state_dict``."""
+    """Makes Hugging Face's accelerate leave this optimizer as it is: its own wrapper hides ``local_state_dict``."""
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and (state.cfg.fp16 or state.cfg.bf16):

@@ -24,7 +24,7 @@ class Core(NamedTuple):
 
 class Threads(NamedTuple):
     """The number of threads of the host that run or want to, and the number of the last one that began; 0: it does
-    not tell."""
+    not say."""
 
     running: int = 0
     last: int = 0

@@ -31,12 +31,12 @@ from weft.untrusted import cut, parse_json
 from weft.watch.heartbeat import Sign, State
 
 MOST_VALUES = 16
-"""So many names of logged values are told."""
+"""So many names of logged values are exported."""
 LAST = 20
 """Steps of a recording that a mean is made of."""
 _AHEAD_S = 5.0
 """The clock of a file server may be so far behind."""
-_TOGETHER = 8
+_MOST_REQUESTS = 8
 """So many requests are answered at once."""
 _PATIENCE_S = 5.0
 _LOOPBACK = "127.0.0.1"
@@ -181,7 +181,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
-        self._free = threading.BoundedSemaphore(_TOGETHER)
+        self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""By what the losses of a step divide: their microbatches have to be added up in the same way.
+"""By what the losses of a step divide: their microbatches have to be summed in the same way.
 
 Keras divides a loss by the number of its samples, or by that of the positions that a mask leaves, or by the sum of its
 weights, or by nothing. With S_i the sum of microbatch i and D_i what it is divided by, one process has
@@ -50,7 +50,7 @@ class Reductions:
         return [each.denominator for each in self.noted if each.denominator is not None]
 
     def of(self, leaf: Any) -> Reduction | None:
-        """By what microbatches of a tensor are added up; None for the mean over their samples.
+        """The weights by which microbatches of a tensor are summed; None for the mean over their samples.
 
         Raises:
             SeveralDenominators: Different weights would be right for its parts.

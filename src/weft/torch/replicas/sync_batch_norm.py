@@ -215,7 +215,7 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
 def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
     """Warn, once for each model with replicas, of BatchNorm that sees few samples at a time because batches are cut.
 
-    A recording is told the least that a BatchNorm sees, with replicas or without.
+    The least that a BatchNorm sees goes into a recording, with replicas or without.
     """
     if not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
         return

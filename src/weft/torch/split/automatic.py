@@ -252,7 +252,7 @@ class Watch:
 
 
 def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
-    """Tell how good the prediction was; collective over all ranks."""
+    """Log how good the prediction was; collective over all ranks."""
     own = {
         "step_s": median(step_s for step_s, _ in steps),
         "times": {key: median(times.get(key, 0.0) for _, times in steps) for key in steps[0][1]},

@@ -100,7 +100,7 @@ def partition_models(
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
-            _tell_split(session, model.module, plan)
+            _log_split(session, model.module, plan)
     record_plan(session, _planned(plans))
     if session.settings.rebalance:
         session.rebalance = Rebalance(session.settings.speeds)
@@ -110,7 +110,7 @@ def partition_models(
     return batch
 
 
-def _tell_split(session: Session, module: nn.Module, plan: Plan) -> None:
+def _log_split(session: Session, module: nn.Module, plan: Plan) -> None:
     """Log the parts of a model, and warn of what was asked for and is not there."""
     placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
     named, warnings = type(module).__name__, list(placement.warnings)
@@ -135,8 +135,8 @@ def _tell_split(session: Session, module: nn.Module, plan: Plan) -> None:
 
 def _planned(plans: Sequence[Plan]) -> Planned | None:
     """The expected step with all these models; None where an older checkpoint's plan does not say."""
-    told = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
-    return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
+    steps = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
+    return functools.reduce(Planned.plus, steps) if len(steps) == len(plans) else None
 
 
 def cut_by_decided_number(

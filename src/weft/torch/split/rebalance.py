@@ -107,7 +107,7 @@ class Rebalance:
             return "null"
         layout = present.schedule.rank_of_stage
         names = {unit.name: stage for unit, stage in zip(units, better.stages, strict=True)}
-        log.info("%s", _told(plan, names, layout, better))
+        log.info("%s", _summary(plan, names, layout, better))
         return json.dumps(
             {
                 "stages": names, "layout": layout, "speeds": better.speeds,
@@ -126,7 +126,7 @@ def refuse(fault: str) -> None:
         raise UsageError(f'rebalance cannot move modules to other ranks: {fault}. Write "rebalance": false')
 
 
-def _told(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: Better) -> str:
+def _summary(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: Better) -> str:
     """The move, why, and the gain that is expected, on one line."""
     late = [
         f"partition {at} took {factor:.2f} times as long"

@@ -108,7 +108,7 @@ def _attention(
 def on_meta(root: nn.Module) -> Iterator[None]:
     """Inside, all parameters and buffers of the model are on the meta device.
 
-    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
+    ``torch.jit.is_tracing()`` is True, for code that then reads no values.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
