@@ -143,7 +143,7 @@ class Mailbox:
         return (peer, key) in self._messages
 
     def take(self, peer: int, key: Key) -> Message | None:
-        """The oldest message of this key, or ``None`` when there is none yet. A TELL stays for others to read."""
+        """The oldest message of this key, or ``None`` when there is none yet. A SPEC stays for others to read."""
         with self._changed:
             queue = self._messages.get((peer, key))
             if queue is None:

@@ -93,7 +93,7 @@ def _adapters(job: Job) -> str:
 def _assumptions(asked: Asked) -> list[str]:
     job, device = asked.job, asked.machines.host.accelerator
     lines = [
-        f"Products run in {job.precision}; gradients are added up in {8 * job.gradient_bytes} bits; {job.optimizer} "
+        f"Products run in {job.precision}; gradients are summed in {8 * job.gradient_bytes} bits; {job.optimizer} "
         f"keeps {job.state_bytes} bytes for each parameter{', in host memory' if job.offload_optimizer else ''}.",
         *([_adapters(job)] if job.lora else []),
         "Attention is fused: its scores stay out of memory (`--unfused-attention` says otherwise)."

@@ -76,7 +76,7 @@ class Asked:
         """For `weft.init`; empty where the configuration says nothing of it.
 
         Ranges of steps come beside those that weft keeps for its own rules: with the original's one step none could
-        tell anything.
+        judge anything.
         """
         if not self.enabled:
             return {}

@@ -116,7 +116,7 @@ class JobStatus:
                 span = f" after {format_seconds(now - since)}" if _is_time(now) and _is_time(since) else ""
                 yield f"attempt {number}: failed{span}: {_text(event.get('headline'))}"
             elif event.get("event") == "stopping":
-                yield f"attempt {number}: told to end by {_text(event.get('signal'))}"
+                yield f"attempt {number}: asked to end by {_text(event.get('signal'))}"
 
     def _pace(self) -> Iterator[str]:
         """The step, and while the job runs how many there are a minute, and when this one began."""
@@ -278,7 +278,7 @@ def stop(folder: Path, save_s: float = SAVE_S, say: Callable[[str], None] = lamb
     pid = _launcher(status)
     for number, seconds, text in (
         (signal.SIGTERM, max(save_s, _SECOND_S), "asked to end"),
-        (signal.SIGTERM, END_S, "told to end at once"),
+        (signal.SIGTERM, END_S, "asked to end at once"),
         (signal.SIGKILL, END_S, "killed"),
     ):
         say(f"the job of {shown_path(folder)} is {text} (launcher pid {pid})")

@@ -37,7 +37,7 @@ class Box(NamedTuple):
     tooltip: str
 
 
-class Lane(NamedTuple):
+class RankLane(NamedTuple):
     """A rank's step."""
 
     name: str
@@ -58,7 +58,7 @@ class Pipeline:
     """
 
     note: str
-    lanes: list[Lane]
+    lanes: list[RankLane]
     parts: list[str]
     sides: tuple[str, ...]
     step_s: float
@@ -114,7 +114,7 @@ def _drawn(plan: Plan, step: Simulation) -> Pipeline:
         own = [span for span in spans if span.rank == rank]
         stages = sorted({span.stage for span in own if span.stage >= 0})
         boxes = [_box(span, step.step_s, stages) for span in own]
-        lanes.append(Lane(f"rank {rank}", boxes, f"{step.idle[rank].bubble:.0%}"))
+        lanes.append(RankLane(f"rank {rank}", boxes, f"{step.idle[rank].bubble:.0%}"))
     kinds = {span.kind for span in spans}
     ends = tuple(format_seconds(step.step_s * share) for share in (0.5, 1.0))
     return Pipeline(

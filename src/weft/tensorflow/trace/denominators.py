@@ -62,7 +62,7 @@ class Reductions:
         if len(kinds) > 1 or sum(each.kind == WEIGHTS for each in found) > 1:
             raise SeveralDenominators(
                 f"a number that a step returns comes from losses that Keras divides by different things "
-                f"({', '.join(kinds)}), so microbatches cannot be added up to what the whole batch gives: return the "
+                f"({', '.join(kinds)}), so microbatches cannot be summed to what the whole batch gives: return the "
                 'gradients of each loss by themselves, or write "microbatches": 1'
             )
         return found[0] if found and found[0].kind != SAMPLES else None

@@ -63,7 +63,7 @@ class Votes:
             return
         header = torch.zeros(2 * self.replicas + 3, dtype=torch.int32)
         header[self.replica] = int(trains)
-        self._text = "" if done or self._agreement is None else self._agreement.header()
+        self._text = "" if done or self._agreement is None else self._agreement.to_compare()
         if not done:  # who has no batch left sets nothing any more
             header[self.replicas + self.replica] = _number_of(self._text)
         header[-3:] = torch.tensor([done, building, changed])

@@ -1,4 +1,4 @@
-"""An error names the call where ranks run different code in a step, instead of a wait without end.
+"""Ranks that run different code in a step end with an error that names the call, instead of waiting for each other.
 
 All ranks of a pipeline make the same calls in the same order, so a number says which call one means. A rank that has
 waited for a while sends the others the call at which it is. Who has made that call with other arguments, or another

@@ -1,4 +1,4 @@
-"""An error where ranks run different models, steps or inputs, instead of a wait without end.
+"""Ranks that run different models, steps or inputs end with an error, instead of waiting for each other.
 
 Before the partition all ranks compare their model, and the ranks of a pipeline their step and its arguments. From then
 on every rank sends its peers at the beginning of a step what it was called with; they look at it when they have

@@ -25,7 +25,8 @@ SHAPES = {
     Tensor.stride, Tensor.is_same_size, torch.numel, torch.is_same_size,
 }  # fmt: skip
 """Functions whose results differ between a part and the whole."""
-_SAME_OF_WHOLE = METADATA - SHAPES
+_COMMON = METADATA - SHAPES
+"""Functions whose results are the same for a part and the whole."""
 
 
 def _nowhere() -> bool:
@@ -96,7 +97,7 @@ class Part(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _SAME_OF_WHOLE:
+        if func not in _COMMON:
             refuse_part(next(each.of for each in tensors_in((args, kwargs)) if isinstance(each, Part)))
         return func(*(each.of if isinstance(each, Part) else each for each in args), **(kwargs or {}))
 

@@ -117,7 +117,7 @@ def test_a_launcher_that_does_not_listen_is_killed(folder: Path, monkeypatch: py
         assert stop(folder, 0, said.append).code is None
         assert launcher.wait(60) == -signal.SIGKILL
     assert [text.rpartition(" (")[0].rpartition(" is ")[2] for text in said] == [
-        "asked to end", "told to end at once", "killed"
+        "asked to end", "asked to end at once", "killed"
     ]  # fmt: skip
 
 
