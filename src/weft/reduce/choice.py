@@ -26,8 +26,7 @@ _REPETITIONS = 3
 
 def hosts_of(group: dist.ProcessGroup, device: torch.device | None = None) -> list[int]:
     """A number for the host of each rank of a group; alike where ranks can share memory. Every rank calls it."""
-    own = torch.tensor([segment.host_number()], device=device)
-    return gather_rows(own, group).view(-1).tolist()
+    return gather_rows(torch.tensor([segment.host_number()], device=device), group).view(-1).tolist()
 
 
 class BySize:

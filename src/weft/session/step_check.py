@@ -84,10 +84,10 @@ class StepCheck:
     waiting: list[int] = field(default_factory=list)
 
     def begin(self, own: Any) -> Any:
-        """The decision of the pipeline's first rank, ``own`` (JSON) there. What this rank was called with
-        goes to the peers.
+        """The decision of the pipeline's first rank, on every rank.
 
-        The others wait for the first rank: they could not run before it has begun anyway.
+        Sends the peers what this rank was called with. ``own``: the decision (JSON), on the first rank. The
+        others wait for the first rank: they could not run before it has begun anyway.
         """
         self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
         text = json.dumps([own, self.call, self.settings])

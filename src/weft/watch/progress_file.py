@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 
 
 class Pace:
-    """See the module.
+    """The step and the rate of a job, to be written about once a second.
 
     >>> pace = Pace()
     >>> pace.reach(1, 100.0), pace.reach(2, 100.5), pace.reach(4, 102.0)
@@ -37,9 +37,9 @@ class Pace:
         self._written = -1
 
     def reach(self, step: int, now_s: float, last: bool = False) -> dict[str, float] | None:
-        """The values to write now, if there are any. ``last``: nothing comes after it, so it is not put off.
+        """The values to write now; None if they were written a moment ago, or are the same.
 
-        ``now_s``: seconds since 1970.
+        ``now_s``: seconds since 1970. ``last``: no step comes after it, so they are written at once.
         """
         if not self._seen or self._seen[-1][1] != step:
             self._seen.append((now_s, step))
@@ -63,7 +63,7 @@ def step_of(page: Page, rank: int) -> int:
 
 
 def write(folder: Path, values: Mapping[str, Any], name: str = NAME) -> None:
-    """Whole or not at all; a folder that cannot be written to is nothing to fail for."""
+    """Write a JSON file, whole or not at all. A folder that cannot be written to is left alone."""
     new = folder / f".{name}-{secrets.token_hex(4)}"
     with suppress(OSError):
         new.write_text(json.dumps(values), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Ranks that stand in an operation on a file, and those that wait for them: in the log, and for other commands.
+"""Ranks that are blocked in an operation on a file, and those that wait for them: in the log, and for other commands.
 
-files.json    in the folder of an attempt, and in that of a recording: who stands in what since when, and who waits
+files.json    in the folders of an attempt and of a recording: blocked ranks, their operations, and who waits for them
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Standing:
-    """Who stands in what, and who waits.
+    """Ranks that are blocked in an operation on a file, and ranks that wait for them.
 
     Attributes:
-        operations: What each rank stands in, and since when, in seconds since 1970.
+        operations: The operation of each blocked rank, and since when, in seconds since 1970.
         waiting: The rank for which each other one waits.
     """
 

@@ -56,7 +56,7 @@ class Operation(NamedTuple):
 
     Attributes:
         text: For people: ``reads /data/part-3``.
-        call: Differs from that of the call before it and after it.
+        call: Identifies the call: the next one, even of the same kind, has another text.
     """
 
     text: str
