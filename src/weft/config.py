@@ -168,6 +168,12 @@ class Settings:
     context_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks long sequences are sharded, see docs/context-parallel.md"
     )
+    context_parallel_attention: Literal["auto", "all_gather", "all_to_all"] = _setting(
+        "auto",
+        Choice(("auto", "all_gather", "all_to_all")),
+        "how ranks that share sequences compute attention. all_gather: queries of their own positions, keys and values "
+        "of all; all_to_all: heads of their own, where the degree divides heads and positions; auto: what sends less",
+    )
     sequence_parallel: bool = _setting(
         False,
         Flag(),
