@@ -54,7 +54,7 @@ class Storage(NamedTuple):
     stage: Callable[[Mapping[str, Any], bool], dict[str, Any]]
     """Copies tensors to host memory; the flag says that later changes must not be seen."""
     write: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Shard, dict[str, Entry]]]
-    """Writes staged tensors into a file of a folder, and returns its index."""
+    """Writes staged tensors into a file of a folder; gives the shard, and its entries of the index."""
 
 
 @dataclass
