@@ -163,8 +163,8 @@ class HostMemory:
         own, address = (
             Segment.create(SLOTS * slot_bytes) if segment.available() else (None, (os.getpid(), -1, 0, 0))
         )
-        told = torch.tensor([*address, slot_bytes], dtype=torch.int64)
-        rows = gather_rows(told, group).tolist()
+        described = torch.tensor([*address, slot_bytes], dtype=torch.int64)
+        rows = gather_rows(described, group).tolist()
         segments, fault = [], None
         try:
             for member in members:
@@ -278,11 +278,11 @@ class HostMemory:
             own[_DTYPE + number % SLOTS] = _DTYPES.index(run.values.dtype)
         for rank in self._others if run.scatter else (self.rank,):
             for piece, place in run.pieces(round, rank):
-                told = run.shared(round, self.rank, place, piece)
+                slot = run.shared(round, self.rank, place, piece)
                 if run.scale == 1.0:
-                    told.copy_(piece)
+                    slot.copy_(piece)
                 else:
-                    torch.mul(piece, run.scale, out=told)
+                    torch.mul(piece, run.scale, out=slot)
         own[_CONTRIBUTED] = number + 1
 
     def _reduce(self, run: _Pass, round: int) -> None:

@@ -113,8 +113,8 @@ def _attention(
 def on_meta(root: nn.Module) -> Iterator[None]:
     """Inside, all parameters and buffers of the model are on the meta device.
 
-    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, learns that it
-    is. Autocast for the device of such a tensor is that of a device with values.
+    ``torch.jit.is_tracing()`` is True, for code that then reads no values.
+    Autocast for the device of such a tensor is that of a device with values.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
