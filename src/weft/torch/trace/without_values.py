@@ -136,10 +136,11 @@ def on_meta(root: nn.Module) -> Iterator[None]:
         made(context, _autocast_device() or "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
     torch.jit.is_tracing = lambda: True
-    torch.autocast.__init__ = autocast  # type: ignore[method-assign]
+    torch.autocast.__init__ = autocast  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        torch.jit.is_tracing, torch.autocast.__init__ = asked, made  # type: ignore[method-assign]
+        torch.jit.is_tracing = asked
+        torch.autocast.__init__ = made  # type: ignore[method-assign]
         for table, name, tensor in kept:
             table[name] = tensor
