@@ -49,21 +49,12 @@ OTHERS = {
     "pretrained": (["--gib", "0.01", "--width", "128", "--ranks", "2"], "| 2 | delayed |"),
     "gpu": (["--dry", "--minutes", "10"], "| machine for weft plan | measured |"),
     "experts": (
-        [
-            "--layers",
-            "1",
-            "--width",
-            "32",
-            "--experts",
-            "4",
-            "--tokens",
-            "64",
-            "--steps",
-            "1",
-            "--rounds",
-            "1",
-        ],
+        "--layers 1 --width 32 --experts 4 --tokens 64 --steps 1 --rounds 1".split(),
         "| shared by two replicas |",
+    ),
+    "context_parallel": (
+        "--layers 1 --width 32 --heads 4 --keys 2 --positions 16 --steps 1 --rounds 1".split(),
+        "| 16 | 2 | all-to-all |",
     ),
     "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }

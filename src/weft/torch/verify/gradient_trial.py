@@ -1,4 +1,4 @@
-"""A trial of a step that goes back through its models, and tells the gradients of all parameters apart.
+"""A trial of a step that goes back through its models, and compares the gradients of all parameters.
 
 Losses alone show little: while a model is new, most of what it looks at hardly changes them, a mask that it does not
 use, say. Gradients of its weights show it. Of each only a sketch stays, so that they take no memory.
