@@ -30,10 +30,13 @@ class Tokens:
             function of the step's arguments that gives such a tensor.
         trimmed: The dims of each tensor among the arguments, by its path, that are positions of tokens; ``None`` until
             the cut was compared with the whole batch.
+        sides: If padding in front of the tokens is cut off, and if that behind them: as in the comparison, since a
+            model that takes positions from the start of a row bears the one and not the other.
     """
 
     mask: str | Callable[..., Any]
     trimmed: Mapping[str, Sequence[int]] | None = None
+    sides: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,9 @@ class Step:
         batch = prepare(self.function, args, kwargs, cut, _count(session))
         if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
-        if batch.told and not self._warned and session.rank == 0:
-            log.warning("%s: %s", self.rows.title, batch.told)
-        self._warned |= bool(batch.told)
+        if batch.notice and not self._warned and session.rank == 0:
+            log.warning("%s: %s", self.rows.title, batch.notice)
+        self._warned |= bool(batch.notice)
         return batch
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:

@@ -64,12 +64,12 @@ class Sequences:
     def text(self) -> str:
         """A table: modules of layers that are alike in one line."""
         rows: dict[tuple[str, str], int] = {}
-        told = {
+        by_name = {
             name: ", ".join(filter(None, (f"cut along dim {dim}", self.notes.get(name))))
             for name, dim in self.regions.items()
         }
-        told.update((name, f"whole: {reason}") for name, reason in self.whole.items())
-        for name, how in told.items():
+        by_name.update((name, f"whole: {reason}") for name, reason in self.whole.items())
+        for name, how in by_name.items():
             key = pattern(f"{name}.")[:-1], how
             rows[key] = rows.get(key, 0) + 1
         width = max((len(name) for name, _ in rows), default=0)

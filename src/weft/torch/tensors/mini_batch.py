@@ -48,7 +48,7 @@ class MiniBatch:
 
     ``names``: those of the positional arguments; ``size``: how many samples, ``None`` if nothing is cut; ``fault``: why
     this mini-batch may not be trained on, empty if it may; ``shares``: the weights of the microbatches, ``None`` if
-    their samples are what counts; ``told``: why it is one microbatch, if nobody has asked for that. ``groups``: the
+    their samples are what counts; ``notice``: why it is one microbatch, if nobody has asked for that. ``groups``: the
     microbatches, if they are alike in tokens instead of rows; ``trimmed``: by path of a tensor, which of its dims are
     cut to the positions of a group.
     """
@@ -61,7 +61,7 @@ class MiniBatch:
     size: int | None
     fault: str = ""
     shares: tuple[float, ...] | None = None
-    told: str = ""
+    notice: str = ""
     groups: tuple[Group, ...] = ()
     trimmed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -208,10 +208,12 @@ def prepare(
                 sizes.append((path, tensor.shape[axis], tuple(tensor.shape)))
     faults += find_unknown(function, cut)
     size = sizes[0][1] if sizes else None
-    different, told = find_different(sizes), ""
+    different, notice = find_different(sizes), ""
     if different and cut.adapts:
         shown = ", ".join(f"{path} {list(shape)}" for path, _, shape in sizes)
-        told = f"tensors of a batch have different numbers of rows ({shown}), so the batch is one microbatch"
+        notice = (
+            f"tensors of a batch have different numbers of rows ({shown}), so the batch is one microbatch"
+        )
         cut = replace(cut, joined=Joined(rows=0), whole=[*names, *kwargs])
     else:
         faults += different
@@ -222,7 +224,7 @@ def prepare(
     even = size is None or cut.uneven or cut.joined != Joined() or cut.tokens is not None
     fault = "" if even else _find_remainder(sizes[0][0], size or 0, microbatches)
     count = microbatches if size is None else min(cut.joined.units(size), microbatches)
-    batch = MiniBatch(args, kwargs, names, cut, count, size, fault, told=told)
+    batch = MiniBatch(args, kwargs, names, cut, count, size, fault, notice=notice)
     if cut.tokens is None or size is None:
         return batch
     groups = group_rows(cut.tokens, tensors, args, kwargs, count)

@@ -23,7 +23,12 @@ def group_rows(
         UsageError: There is no mask of the rows.
     """
     mask = mask_of(tokens, tensors, args, kwargs)
-    return tuple(group_by_length(spans_of(mask), mask.shape[1], count))
+    (front, back), length = tokens.sides, mask.shape[1]
+    spans = [
+        (first if front else 0, last if back else length) if first < last else (0, 0)
+        for first, last in spans_of(mask)
+    ]
+    return tuple(group_by_length(spans, length, count))
 
 
 def mask_of(tokens: Tokens, tensors: Named, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

@@ -104,11 +104,14 @@ class Verdict:
 
     ``fault``: why the step may not be cut by tokens. ``warning``: why it is cut by rows instead. ``count``: the
     targets of its losses, as `Counted` has them, if the step does not say itself what a microbatch weighs.
+    ``trimmed``, ``sides``: what was cut off of the rows that were compared, see `Tokens`.
     """
 
     fault: str = ""
     warning: str = ""
     count: list[dict[str, Any]] = field(default_factory=list)
+    trimmed: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    sides: Sequence[bool] = (True, True)
 
 
 def prove(
@@ -146,14 +149,13 @@ def prove(
             f"{title} is cut by tokens, but {normalised[0]} is a BatchNorm, whose statistics have padding in them: "
             "leave tokens= out, or take a LayerNorm"
         )
-    proved = replace(tokens, trimmed=batch.trimmed)
     if settings.verify == "off":
         if weight is None:
             raise UsageError(
                 'the weight of a microbatch is found by a comparison that "verify": "off" leaves out: say what the '
                 "loss is a mean over with @weft.step(tokens=..., weight=...)"
             )
-        return proved, weight
+        return replace(tokens, trimmed=batch.trimmed), weight
     trial = GradientTrial(session, models, function, weight)
     text = agree_on(session, lambda: json.dumps(asdict(_judged(trial, batch, title))), "the cut by tokens")
     verdict = Verdict(**json.loads(text))
@@ -164,6 +166,8 @@ def prove(
             more = ". Microbatches weigh by their rows: if the loss is a mean over tokens, let weight= count them"
             log.warning("%s%s", verdict.warning, more if weight is None else "")
         return None, weight
+    front, back = verdict.sides
+    proved = replace(tokens, trimmed=verdict.trimmed, sides=(front, back))
     return proved, weight or Count(function, proved, [Counted(**one) for one in verdict.count])
 
 
@@ -204,7 +208,9 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
             fault=f"{begin}for {len(whole.rows)} rows without padding {fault}, so that padding counts, or rows depend "
             f"on each other{remedy}"
         )
-    return Verdict(count=[asdict(one) for one in count.found] if isinstance(count, Count) else [])
+    counted = [asdict(one) for one in count.found] if isinstance(count, Count) else []
+    sides = any(part.start > 0 for part in parts), any(part.stop < part.length for part in parts)
+    return Verdict(count=counted, trimmed=batch.trimmed, sides=sides)
 
 
 def _pieces(function: Callable[..., Any], batch: MiniBatch) -> tuple[Group, list[Group]]:

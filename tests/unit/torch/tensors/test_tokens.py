@@ -44,6 +44,17 @@ def test_microbatches_have_their_rows_without_padding():
     assert batch.costliest == max((0, 1), key=lambda index: batch.groups[index].cost)
 
 
+@pytest.mark.parametrize(("front", "back"), [(True, False), (False, True), (False, False)])
+def test_only_padding_of_compared_sides_is_cut_off(front: bool, back: bool):
+    for left in (True, False):
+        tokens = Tokens("mask", sides=(front, back))
+        batch = prepare(step, (batch_of([3, 8, 1, 5, 2], left=left),), {}, Cut(tokens=tokens), 2)
+        assert all(one.start == 0 for one in batch.groups) or front
+        assert all(one.stop == 8 for one in batch.groups) or back
+        cut_off = any(one.stop - one.start < 8 for one in batch.groups)
+        assert cut_off == (front if left else back)
+
+
 def test_inputs_that_need_gradients_get_them():
     x = torch.randn(5, 8, requires_grad=True)
     batch = cut(other=x)
