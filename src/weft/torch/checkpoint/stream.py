@@ -225,9 +225,9 @@ def _meet(session: Session, mine: str) -> None:
             f"rank {', '.join(map(str, ended))} ended its loop over {CALL}() before the last weight: let every rank "
             "go through it to the end"
         )
-    told = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+    each = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
     raise DivergenceError(
-        f"the ranks call {CALL}() with other arguments, or do other things meanwhile: {told}"
+        f"the ranks call {CALL}() with other arguments, or do other things meanwhile: {each}"
     )
 
 
