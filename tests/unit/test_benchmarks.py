@@ -61,6 +61,23 @@ OTHERS = {
         ],
         "| shared by two replicas |",
     ),
+    "generation": (
+        [
+            "--layers",
+            "2",
+            "--width",
+            "32",
+            "--prompts",
+            "4",
+            "--tokens",
+            "3",
+            "--steps",
+            "1",
+            "--rounds",
+            "1",
+        ],
+        "| 4 |",
+    ),
     "shared_parameters": (["--layers", "4", "--width", "64", "--steps", "1"], "| for each microbatch |"),
 }
 """Options that make it short, and what its table has then."""
