@@ -168,6 +168,12 @@ class Settings:
     context_parallel_degree: int = _setting(
         1, Whole(1), "over how many ranks long sequences are sharded, see docs/context-parallel.md"
     )
+    context_parallel_attention: Literal["auto", "all_gather", "all_to_all"] = _setting(
+        "auto",
+        Choice(("auto", "all_gather", "all_to_all")),
+        "how ranks that share sequences compute attention. all_gather: queries of their own positions, keys and values "
+        "of all; all_to_all: heads of their own, where the degree divides heads and positions; auto: what sends less",
+    )
     sequence_parallel: bool = _setting(
         False,
         Flag(),
@@ -460,12 +466,12 @@ def _canonical(source: Mapping[str, Any], origin: str, faults: list[str]) -> dic
     first: dict[str, str] = {}
     for key, name, value in _named(source):
         if name not in known:
-            told = key if isinstance(key, str) else shown(key)
-            close = difflib.get_close_matches(told, [*known, *ALIASES], n=1)
-            if told.startswith(GROUP):
+            written = key if isinstance(key, str) else shown(key)
+            close = difflib.get_close_matches(written, [*known, *ALIASES], n=1)
+            if written.startswith(GROUP):
                 close = ['" or "'.join(each for each in known if each.startswith(GROUP))]
             hint = f'did you mean "{close[0]}"?' if close else f"the settings are {', '.join(known)}"
-            faults.append(f'there is no setting "{shown_text(told)}" ({origin}): {hint}')
+            faults.append(f'there is no setting "{shown_text(written)}" ({origin}): {hint}')
         elif name in result and result[name] != value:
             faults.append(
                 f'"{first[name]}" and "{key}" ({origin}) are the same setting but have the values '
@@ -622,7 +628,7 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
 
 
 def _advice(setting: Field[Any], value: object) -> str:
-    """The value to type instead: what the text meant, if that can be told, or else the default."""
+    """The value to type instead: what the text meant, if that is clear, or else the default."""
     check: Check = setting.metadata["check"]
     if setting.name == "tensor_parallel_degree" and value == "auto":
         return (

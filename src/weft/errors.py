@@ -110,7 +110,7 @@ class PeerError(WeftError):
 
 
 class StallError(WeftError):
-    """A rank waited longer than it was told to for another one."""
+    """A rank waited for another one for longer than ``wait_timeout``."""
 
 
 def is_weft(file: str) -> bool:

@@ -86,7 +86,7 @@ class Timeline:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The numbers of the steps, ascending; none where spans do not tell."""
+        """The numbers of the steps, ascending; none where spans do not say."""
         return tuple(sorted({span.step for span in self.spans if span.step >= 0}))
 
     @cached_property

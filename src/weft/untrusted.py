@@ -209,7 +209,7 @@ def shown_text(text: str) -> str:
 
 
 def shown_path(path: object) -> str:
-    """A path, the beginning left out where it is long: its end tells files apart.
+    """A path, the beginning left out where it is long: files differ by its end.
 
     >>> shown_path("/" + "a" * 400 + "/x.json")[-9:], len(shown_path("a" * 400))
     ('aa/x.json', 300)

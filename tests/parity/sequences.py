@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -451,7 +452,93 @@ def parameters_may_be_made_late() -> None:
     assert net.layers[0].qkv.weight.is_meta
     job = training.Job(net, next_words, sgd, words_of, alone=alone, atol=1e-6)
     job.trains_as_one_process()
-    assert any(isinstance(vars(each).get("forward"), Region) for each in net.modules())
+    regions: list[Any] = [None] * weft.size()
+    dist.all_gather_object(
+        regions, [n for n, each in net.named_modules() if isinstance(vars(each).get("forward"), Region)]
+    )
+    assert any(regions), (
+        "a rank may have none: measured times decide which layer is opened between partitions"
+    )
+
+
+class Attention(nn.Module):
+    """Attention of one kind, with a residual path."""
+
+    def __init__(self, kind: str, heads: int = 4, width: int = 24) -> None:
+        super().__init__()
+        self.kind, self.heads, self.keys = kind, heads, 2 if kind == "two heads of keys" else heads
+        own = width // heads
+        self.norm, self.q = nn.LayerNorm(width), nn.Linear(width, width)
+        self.k, self.v = nn.Linear(width, self.keys * own), nn.Linear(width, self.keys * own // 2)
+        self.out = nn.Linear(width // 2, width)
+        self.bias = nn.Parameter(torch.randn(heads, 8, 8)) if kind == "a bias for each head" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed, length = self.norm(x), x.shape[1]
+        q, k, v = (
+            each(normed).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for each, heads in ((self.q, self.heads), (self.k, self.keys), (self.v, self.keys))
+        )
+        mask: Any = None if self.bias is None else self.bias[:, :length, :length]
+        if self.kind == "documents":
+            document = torch.arange(length, device=x.device) // 3
+            mask = document.unsqueeze(1) == document
+        causal = mask is None
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, enable_gqa=self.keys < self.heads
+        )
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class OfAttention(nn.Module):
+    """Layers of attention of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 24), nn.Linear(24, WORDS)
+        self.layers = nn.ModuleList(Attention(kind) for _ in range(2))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@contextmanager
+def counted(calls: list[str]) -> Iterator[None]:
+    """Inside, all-to-alls are counted."""
+    before = ShardGroup.all_to_all
+
+    def all_to_all(group: ShardGroup, sent: Tensor) -> Tensor:
+        calls.append(group.name)
+        return before(group, sent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardGroup, "all_to_all", all_to_all)
+        yield
+
+
+@CHECKS.check
+def attention_takes_own_heads_or_own_positions() -> None:
+    taken = {}
+    for kind in ("causal", "two heads of keys", "a bias for each head", "documents"):
+        for attention in ("all_gather", "all_to_all", "auto"):
+            for lengths in ((8,), (7,)):
+                calls: list[str] = []
+                with counted(calls):
+                    job = Job(
+                        net=partial(OfAttention, kind), lengths=lengths, context_parallel_attention=attention
+                    )
+                    job.trains_as_one_process()
+                taken[kind, attention, lengths] = bool(calls)
+    degree = current.session().settings.context_parallel_degree
+    heads = 4 // current.session().settings.tensor_parallel_degree
+    for (kind, attention, (length,)), by_heads in taken.items():
+        keys = heads // 2 if kind == "two heads of keys" else heads
+        fits = length % degree == 0 and keys % degree == 0
+        less = 2 * (heads + keys) <= 3 * degree * keys  # four tensors twice, two three times to all
+        assert by_heads == (fits and attention != "all_gather" and (attention == "all_to_all" or less)), kind
 
 
 @CHECKS.check

@@ -18,6 +18,7 @@ ALL = [name for name in CHECKS if name != END]
 SAVES = ["saves_go_to_other_layouts"]
 SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
 LATE = ["parameters_may_be_made_late"]
+ATTENTION = "attention_takes_own_heads_or_own_positions"
 BOTH = ["layers_may_be_checkpointed", "chance_is_the_same_where_tensors_are_whole"]
 BESIDE = "whole_tensors_beside_parts_cost_nothing"
 WRITTEN = "what_linears_share_may_be_written_in_between"
@@ -29,9 +30,15 @@ LAYOUTS: list[Layout] = [
     (2, 1, {"context_parallel_degree": 2}, ALL),
     (2, 1, {"tensor_parallel_degree": 2}, [BESIDE]),
     (4, 2, {"context_parallel_degree": 2}, [*SOME, *SAVES, *LATE, *MORE, *PRECISE]),
+    (4, 1, {"context_parallel_degree": 4}, [ATTENTION]),
     (4, 1, {"context_parallel_degree": 2, "shard_optimizer_state": True}, [*SOME, *SAVES, *MODELS]),
     (4, 1, {"context_parallel_degree": 2, "sharded_data_parallel_degree": 2}, [*SOME, *SAVES, *LATE]),
-    (4, 1, {"context_parallel_degree": 2, "tensor_parallel_degree": 2}, [*SOME, *SAVES, *WITH_HEADS]),
+    (
+        4,
+        1,
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
+        [*SOME, *SAVES, *WITH_HEADS, ATTENTION],
+    ),
     (2, 2, {}, SAVES),
 ]
 

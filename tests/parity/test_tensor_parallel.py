@@ -65,7 +65,7 @@ SPLIT: dict[str, tuple[int, str]] = {
     "residual mixture": (3, "cannot be divided"),
     "stacked experts": (2, "cannot be divided"),
     "spoilt experts": (3, "cannot be divided"),
-    "JetMoe": (4, "is the only one, so nothing is added up in it"),
+    "JetMoe": (4, "is the only one, so there is no sum in it"),
     "JetMoe, balanced": (2, "router has hooks"),
     "bf16": (10, "cannot be divided"),
     "MixtralForCausalLM by rank": (22, ""),

@@ -41,6 +41,7 @@ def test_defaults():
         "compression": "",
         "tensor_parallel_degree": 1,
         "context_parallel_degree": 1,
+        "context_parallel_attention": "auto",
         "sequence_parallel": False,
         "expert_parallel_degree": 1,
         "experts": "auto",

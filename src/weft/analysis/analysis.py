@@ -181,7 +181,7 @@ class Analysis:
         return present.share(present.now.step_s - present.step(number).step_s, self.replay.step_s)
 
     def facts(self, rank: int) -> Facts:
-        """The facts of a rank; defaults if it never told them."""
+        """The facts of a rank; defaults if it recorded none."""
         return self.run.facts.get(rank) or Facts(rank, len(self.ranks))
 
     def steps(self, rank: int) -> tuple[Step, ...]:

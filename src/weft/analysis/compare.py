@@ -51,7 +51,7 @@ class Comparison:
         samples_s: Samples a second, old and new; 0 where that is not known.
         parts: The mean over ranks, what changed most first. The differences add up to that of the step.
         ranks: The same for each rank that is in both runs.
-        cause: What changed first, as far as parts can tell: what a rank does itself where that explains half of the
+        cause: What changed first, as far as parts show it: what a rank does itself where that explains half of the
             difference, else the part that changed most. Nothing if steps take the same time.
         rank: The rank that the cause is on; nothing if it is on all.
         settings: What is set otherwise.
@@ -84,8 +84,8 @@ class Comparison:
                 f"{where}: {format_seconds(self.cause.new_s)} instead of {format_seconds(self.cause.old_s)}."
             )
         if self.settings:
-            told = ", ".join(f"{each.name} {each.new} instead of {each.old}" for each in self.settings)
-            text += f" Set otherwise: {told}."
+            settings = ", ".join(f"{each.name} {each.new} instead of {each.old}" for each in self.settings)
+            text += f" Set otherwise: {settings}."
         return text
 
 

@@ -86,7 +86,7 @@ def samples_of(analysis: Measured) -> float:
         samples[rank] = statistics.median(own) if own else 0.0
     facts = {rank: analysis.run.facts[rank] for rank in samples if rank in analysis.run.facts}
     places = Counter((each.pp_rank, each.rdp_rank) for each in facts.values())
-    if len(facts) == len(samples) and set(places.values()) == {_sharers(analysis)}:
+    if len(facts) == len(samples) and set(places.values()) == {_sharding_degree(analysis)}:
         copies: dict[int, float] = {}
         for rank, each in facts.items():
             copies[each.rdp_rank] = max(samples[rank], copies.get(each.rdp_rank, 0.0))
@@ -97,7 +97,7 @@ def samples_of(analysis: Measured) -> float:
     return max(found.values(), default=0.0)
 
 
-def _sharers(analysis: Measured) -> int:
-    """The number of ranks that split the weights of a partition, or share its sequences."""
+def _sharding_degree(analysis: Measured) -> int:
+    """The number of ranks that shard the weights or the sequences of a partition."""
     degrees = [analysis.setting(name, 1) for name in ("tensor_parallel_degree", "context_parallel_degree")]
     return math.prod(degree for degree in degrees if isinstance(degree, int))

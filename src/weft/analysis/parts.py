@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     Attributes:
         transfer: Waiting for a message that was on its way.
         reduce: Waiting for the all-reduce of gradients.
-        tensor: Within work, waiting for the sums and wholes of tensors in parts: the exposed time of tensor
+        tensor: Within work, waiting for collectives over sharded tensors: the exposed time of tensor
             parallelism.
         warmup: Nothing to run, before the first backward pass of the step began.
         steady: The same, after that, before the last forward pass began.

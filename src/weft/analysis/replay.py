@@ -35,7 +35,7 @@ HOST = (BETWEEN, INSIDE)
 SAME_S = 1e-9
 """Moments that are closer are one."""
 FAITHFUL = 0.05
-"""Gains are told only where a replay without a change differs from the recording by no more than this share."""
+"""Gains are given only where a replay without a change differs from the recording by no more than this share."""
 SETTLED = 3
 """So many steps run before the round that is measured."""
 

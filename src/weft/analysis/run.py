@@ -42,7 +42,7 @@ class Facts:
         versions: Of weft, the framework, Python, the driver: name to text.
         base_bytes: The memory that it had in use beside its models before its first step; 0 if that is not known.
         planned: What the job expects of a step; the same on all ranks. None before the models are split, and where
-            nobody told.
+            nobody recorded it.
     """
 
     rank: int

@@ -129,9 +129,9 @@ def limit_of(fit: Fit, first: int) -> int | None:
 
 def _check(analyses: Sequence[Analysis]) -> None:
     if len({len(each.ranks) for each in analyses}) < 2:
-        told = ", ".join(f'"{each.run.name}" has {len(each.ranks)}' for each in analyses) or "there is none"
+        counts = ", ".join(f'"{each.run.name}" has {len(each.ranks)}' for each in analyses) or "there is none"
         raise UsageError(
-            f"scaling is seen in runs on different numbers of ranks, but of these {told}: give others"
+            f"scaling is seen in runs on different numbers of ranks, but of these {counts}: give others"
         )
     for each in analyses:
         if not each.step_s:

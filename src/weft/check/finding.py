@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         rule: The name of what was looked for.
         grade: Wrong: the job fails, or learns something else. Slow: it takes longer. Hint: it depends on what the
-            script does not tell.
+            script does not say.
         line: Where in the script, from 1.
         reason: Why, in a sentence.
         write: What to write there instead; often one line.
@@ -49,8 +49,8 @@ def as_text(file: str, findings: Iterable[Finding]) -> str:
         lines.append(f"{file}:{each.line}: {each.grade.value}: {each.reason} ({each.rule})")
         lines.append("    write: " + cut(each.write, LONGEST).replace("\n", "\n           "))
     counts = {grade: sum(each.grade is grade for each in found) for grade in Grade}
-    told = ", ".join(f"{count} {_counted(grade, count)}" for grade, count in counts.items() if count)
-    return visible("\n".join([*lines, f"{file}: {told or 'nothing found'}"]), keep="\n")
+    counted = ", ".join(f"{count} {_counted(grade, count)}" for grade, count in counts.items() if count)
+    return visible("\n".join([*lines, f"{file}: {counted or 'nothing found'}"]), keep="\n")
 
 
 def as_json(file: str, findings: Iterable[Finding]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from weft.check.training import Training
 
 
 def graph_kept(script: Script, training: Training) -> Iterator[Finding]:
-    """Losses are added up with their graphs, in a loop with a backward pass of PyTorch's own."""
+    """Losses are summed with their graphs, in a loop with a backward pass of PyTorch's own."""
     backward = {
         (script.function_of(call), dotted(call.func.value))
         for call in script.ending("backward")

@@ -221,7 +221,7 @@ def _in_memory(script: Script, loader: Loader) -> bool:
 
 
 def _left_over(script: Script, loader: Loader) -> int | None:
-    """Samples of the last batch, if it is a smaller one; None if the script does not tell."""
+    """Samples of the last batch, if it is a smaller one; None if the script does not say."""
     batch, samples = script.whole(loader.batch_size), _samples(script, loader.dataset)
     return samples % batch if batch is not None and samples is not None else None
 
@@ -242,7 +242,7 @@ def _samples(script: Script, data: ast.expr | None) -> int | None:
 
 
 def _reads_by_itself(script: Script, loader: Loader) -> bool:
-    """True if the dataset may know which part to read: an iterable one, or one of a call that is told the rank."""
+    """True if the dataset may know which part to read: an iterable one, or one of a call that gets the rank."""
     made = script.value(loader.dataset)
     if not isinstance(made, ast.Call):
         return False

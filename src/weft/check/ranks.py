@@ -20,12 +20,12 @@ OWN = (
     "weft.torch.rank", "weft.torch.local_rank", "weft.torch.pp_rank", "weft.torch.mp_rank",
     "torch.distributed.get_rank",
 )  # fmt: skip
-"""What tells the ranks of one pipeline apart."""
-TELLS = (
+"""Functions whose results differ between the ranks of one pipeline."""
+NOT_READING = (
     "print", "info", "warning", "debug", "set_device", "device", "to", "cuda", "DistributedDataParallel", "DDP",
     "init_process_group", "spawn", "save", "write", "join",
 )  # fmt: skip
-"""Calls that a rank is told to without reading data by it."""
+"""Calls that may get a rank, and read no data by it."""
 
 
 class Alone(NamedTuple):
@@ -61,7 +61,7 @@ def shards(script: Script) -> bool:
             name = "rank"
         if not _RANK.fullmatch(name) or name.startswith(("is_", "local_", "pp_", "mp_")):
             continue
-        if isinstance(getattr(node, "ctx", None), ast.Store) or _is_told(script, node):
+        if isinstance(getattr(node, "ctx", None), ast.Store) or _reads_no_data(script, node):
             continue
         return True
     return False
@@ -171,14 +171,14 @@ def _passes_on(script: Script, call: ast.Call, given: ast.AST) -> bool:
     return place < len(names) and _RANK.fullmatch(names[place]) is not None
 
 
-def _is_told(script: Script, node: ast.AST) -> bool:
-    """True if a rank is only told to somebody here, or compared for one rank's work."""
+def _reads_no_data(script: Script, node: ast.AST) -> bool:
+    """True if no data are read by a rank here: it is passed on, or compared for one rank's work."""
     child = node
     for each in script.above(node):
         if isinstance(each, ast.keyword) and each.arg == "device_ids":
             return True
         if isinstance(each, ast.Call) and child is not each.func:
-            if last_name(each.func) in TELLS or _passes_on(script, each, child):
+            if last_name(each.func) in NOT_READING or _passes_on(script, each, child):
                 return True
         if isinstance(each, ast.If | ast.IfExp) and child is each.test:
             return True

@@ -18,7 +18,7 @@ COLLECTIVES = (
 """Of `torch.distributed`."""
 MOST_BASES = 20
 """So far up a class is followed."""
-TOGETHER = (
+WEFT_COLLECTIVES = (
     "barrier",
     "allgather",
     "broadcast",
@@ -153,7 +153,7 @@ def _is_refused(script: Script, training: Training, call: ast.Call) -> bool:
     full, last = script.name(call.func), last_name(call.func)
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if full in {f"torch.distributed.{name}" for name in COLLECTIVES} | {
-        f"{WEFT}.{name}" for name in TOGETHER
+        f"{WEFT}.{name}" for name in WEFT_COLLECTIVES
     }:
         return True
     if full.startswith("torch.nn.utils.clip_grad"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.check.finding import Finding, Grade
 from weft.check.ranks import Alone, alone, comes_alone, ranks_in
-from weft.check.reads import COLLECTIVES, TOGETHER
+from weft.check.reads import COLLECTIVES, WEFT_COLLECTIVES
 from weft.check.script import WEFT, Script, argument, dotted, keyword, last_name
 from weft.check.training import Training
 
@@ -82,7 +82,9 @@ def _collective_kind(script: Script, training: Training, call: ast.Call) -> str 
         return "state"
     if not script.splits or script.partitions == 1:  # a rank alone has the whole model
         return None
-    if full in {f"{WEFT}.{name}" for name in TOGETHER if name not in ("barrier", "allgather", "broadcast")}:
+    if full in {
+        f"{WEFT}.{name}" for name in WEFT_COLLECTIVES if name not in ("barrier", "allgather", "broadcast")
+    }:
         return "state"
     if last != "state_dict" or owner not in training.models | training.optimizers:
         return None

@@ -65,7 +65,7 @@ class Writer:
         root: Where the checkpoints are.
         tag: The save's name.
         keep: How many saves may stay, or None for all.
-        reached: Told the name of each phase right before it begins.
+        reached: Called with the name of each phase right before it begins.
     """
 
     def __init__(self, root: Path, tag: str, keep: int | None, reached: Callable[[str], None]) -> None:
@@ -253,8 +253,8 @@ def explain(error: BaseException, root: Path) -> str:
     error = _first_cause(error)
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None
-    if (told := re.search(r"\(os error (\d+)\)", text)) and number is None:  # of a library in Rust
-        number = int(told[1])
+    if (code := re.search(r"\(os error (\d+)\)", text)) and number is None:  # of a library in Rust
+        number = int(code[1])
     if number in (errno.ENOSPC, errno.EDQUOT) or "StorageFull" in text:
         free = ""
         with suppress(OSError):
@@ -274,8 +274,8 @@ def _first_cause(error: BaseException) -> BaseException:
         failures = getattr(
             before, "failures", None
         )  # of torch.distributed.checkpoint: by rank, with a traceback
-        told = [each[0] for each in failures.values()] if isinstance(failures, dict) else []
-        before = told[0] if told else before.__cause__ or before.__context__
+        errors = [each[0] for each in failures.values()] if isinstance(failures, dict) else []
+        before = errors[0] if errors else before.__cause__ or before.__context__
     return before or error
 
 

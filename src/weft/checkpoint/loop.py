@@ -82,8 +82,8 @@ class Loop(ABC):
 
     @abstractmethod
     def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
-        """Take back the newest whole save, if there are saves: where the loop is then, what asks it to end, and who is
-        told each step."""
+        """Take back the newest whole save, if there are saves: where the loop is then, what asks it to end, and what is
+        called with each step."""
 
     @abstractmethod
     def _write(self, tag: str) -> None:

@@ -2,13 +2,13 @@
 
 Every rank of the first pipeline has to come; ranks of its copies may. A rank that does not come is noticed by
 what it does instead: it has ended, it is steps ahead, or it waits for somebody else and gets nowhere. The first
-rank leads: it says who takes part, collects what each one reports, and tells all of them how it ended.
+rank leads: it says who takes part, collects what each one reports, and sends all of them how it ended.
 
 The keys of a meeting carry the step and how often the rank has met in it, so a rank that skips a meeting is in
 time for the next one. A meeting uses a connection of its own and may go on in a thread beside the training.
 
 What the store holds of a meeting is removed when all who took part have heard how it ended. One key stays for all of
-them, the name of the last meeting that has begun: it tells a rank that comes later that there is nothing to wait for.
+them, the name of the last meeting that has begun: it shows a rank that comes later that there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ class Meeting:
         raise UsageError(text)
 
     def begin(self, content: Mapping[str, Any]) -> None:
-        """Tell all, as the leader, what they need to begin."""
+        """Send all, as the leader, what they need to begin."""
         self.store.set(self._key("begin"), json.dumps(content))
         self.store.set(_LAST, self.name)
 
     def report(self, text: str) -> None:
-        """Tell the leader what this rank did."""
+        """Send the leader what this rank did."""
         self.store.set(self._key("report", self.rank), text)
 
     def reports(self, ranks: Sequence[int]) -> dict[int, str]:
@@ -122,7 +122,7 @@ class Meeting:
         return {rank: self._wait(self._key("report", rank), rank, leaving=False) for rank in ranks}
 
     def end(self, content: Mapping[str, Any]) -> None:
-        """Tell all, as the leader, how the meeting ended."""
+        """Send all, as the leader, how the meeting ended."""
         self.store.set(self._key("end"), json.dumps(content))
 
     def ended(self) -> dict[str, Any]:

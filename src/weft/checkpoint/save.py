@@ -1,4 +1,4 @@
-"""A save in progress: what the ranks tell each other, who writes what, and how a failure of one is everybody's.
+"""A save in progress: what the ranks send each other, who writes what, and how a failure of one is everybody's.
 
 main thread      1 stage what this rank holds    2 meet    3 the leader makes the folder
 then, or in a    4 every rank writes its file    5 and reports it
@@ -52,9 +52,9 @@ class Storage(NamedTuple):
     """The functions that write tensors of one framework into a file."""
 
     stage: Callable[[Mapping[str, Any], bool], dict[str, Any]]
-    """Copies tensors to host memory; told whether later changes must not be seen."""
+    """Copies tensors to host memory; the flag says that later changes must not be seen."""
     write: Callable[[Path, str, Mapping[str, Any], Callable[[str], None]], tuple[Shard, dict[str, Entry]]]
-    """Writes staged tensors into a file of a folder, and tells the index of it."""
+    """Writes staged tensors into a file of a folder; gives the shard, and its entries of the index."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Saves:
 class Request:
     """One call of ``save_checkpoint``.
 
-    ``reached``: told of each phase; for tests of faults. ``everybody``: copies of the pipeline have something to save
+    ``reached``: called with each phase; for tests. ``everybody``: copies of the pipeline have something to save
     too. ``settings``: what all ranks must have alike, as JSON.
     """
 
@@ -191,12 +191,12 @@ def differences(came: Mapping[int, Mapping[str, Any]]) -> list[str]:
     for key in ("call", "path", "tag"):
         values = {rank: arguments.get(key, "") for rank, arguments in sorted(came.items())}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
-            faults.append(f"the {key} must be the same on every rank, it is {told}")
+            shown = ", ".join(f"{value!r} on rank {rank}" for rank, value in values.items())
+            faults.append(f"the {key} must be the same on every rank, it is {shown}")
             if key == "call":
                 return faults  # different calls take different arguments
-    told = differing({rank: json.loads(each.get("settings", "{}")) for rank, each in sorted(came.items())})
-    return [*faults, told] if told else faults
+    fault = differing({rank: json.loads(each.get("settings", "{}")) for rank, each in sorted(came.items())})
+    return [*faults, fault] if fault else faults
 
 
 def run(
@@ -269,7 +269,7 @@ def _prepare(
 def _begin(
     meeting: Meeting, request: Request, saves: Saves, fault: str
 ) -> tuple[Writer | None, list[int], Path]:
-    """The leader makes the folder and tells the ranks: its writer, if this is the leader, the ranks and the folder."""
+    """The leader makes the folder and sends the ranks: its writer, if this is the leader, the ranks and the folder."""
     here = {**request.arguments("save_checkpoint"), "fault": fault}
     came = {rank: json.loads(text) for rank, text in meeting.arrive(json.dumps(here)).items()}
     if not meeting.leads:

@@ -45,7 +45,7 @@ def write(
         folder: Where the file will lie.
         name: Its name.
         tensors: Path -> dtype, shape and bytes of each tensor.
-        reached: Told of each phase.
+        reached: Called with each phase.
     """
     reached("write")
     order = sorted(tensors, key=lambda path: (-ITEM_BYTES[tensors[path][0]], path))  # so each is aligned

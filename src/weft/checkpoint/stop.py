@@ -77,9 +77,9 @@ class Stop:
         if self._ranks.count == 1:
             self._steps = 0
             return asked
-        told = [json.loads(text) for text in self._ranks.gather(json.dumps([asked, self._next()]))]
-        self._steps, self._until, self._since = 0, told[0][1], self._clock()
-        return any(asked for asked, _ in told)
+        answers = [json.loads(text) for text in self._ranks.gather(json.dumps([asked, self._next()]))]
+        self._steps, self._until, self._since = 0, answers[0][1], self._clock()
+        return any(asked for asked, _ in answers)
 
     def _next(self) -> int:
         """After how many steps the next look is, as this rank would have it: at most twice as many as before."""

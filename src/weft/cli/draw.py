@@ -98,7 +98,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> _Input:
-    """A folder or a file, by what it is; warnings are told at once."""
+    """A folder or a file, by what it is; warnings are printed at once."""
     with translated(f'"{shown_path(path)}" cannot be read'):
         is_text = path.suffix == ".json" and path.is_file()
     if is_text:
@@ -145,13 +145,13 @@ def wrote(out: Path, content: str | bytes, *timelines: Timeline) -> str:
     write(out, content)
     ranks = len({rank for timeline in timelines for rank in timeline.ranks})
     steps = len({step for timeline in timelines for step in timeline.steps})
-    told = [
+    counts = [
         f"{number} {what}{'' if number == 1 else 's'}"
         for number, what in ((ranks, "rank"), (steps, "step"))
         if number
     ]
     size = len(content.encode() if isinstance(content, str) else content)
-    return f"wrote {shown_path(out)}: {', '.join([*told, format_bytes(size)])}"
+    return f"wrote {shown_path(out)}: {', '.join([*counts, format_bytes(size)])}"
 
 
 def make_folder(out: Path) -> None:

@@ -37,7 +37,7 @@ from weft.watch.statement import FOLDER
 IN_CONTAINERS = ("kubernetes", "skypilot")
 """Engines whose hosts have another Python, in other places."""
 ENGINES_WITH_FOLDER = ("torchrun", "mpirun", "slurm")
-"""Engines of others, of whose jobs the folder of `--log-dir` tells."""
+"""Engines of others whose jobs write the folder of `--log-dir`."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
@@ -102,7 +102,7 @@ def places(options: argparse.Namespace, default: int | None = None) -> RankLayou
     """
     hosts, slots = _hosts(options)
     number = hosts if isinstance(hosts, int) else len(hosts)
-    told = {"--hosts": slots, "--ranks-per-host": options.ranks_per_host}
+    ranks_by_option = {"--hosts": slots, "--ranks-per-host": options.ranks_per_host}
     for name, value in (
         ("--hosts", number),
         ("-n", options.ranks),
@@ -115,8 +115,8 @@ def places(options: argparse.Namespace, default: int | None = None) -> RankLayou
             raise LaunchError(
                 f"-n is {options.ranks}, which {number} hosts cannot share evenly: it counts all ranks"
             )
-        told["-n"] = options.ranks // number
-    given = {name: value for name, value in told.items() if value is not None}
+        ranks_by_option["-n"] = options.ranks // number
+    given = {name: value for name, value in ranks_by_option.items() if value is not None}
     if len({*given.values()}) > 1:
         texts = [f"{value} by {name}" for name, value in given.items()]
         raise LaunchError(f"each host has {' and '.join(texts)}: leave all but one out")
@@ -251,12 +251,12 @@ def journal_of(
 
 def journal_for(job: Job, settings: Settings) -> Journal:
     """The same, for a job with a folder."""
-    told = {
+    facts = {
         **job.plan().as_record(), "script": job.script, "ranks": job.ranks, "hosts": list(job.host_names),
         "max_restarts": job.max_restarts, "folder": os.getcwd(), "settings": asdict(settings),
         "weft": weft.__version__,
     }  # fmt: skip
-    return Journal(Path(job.folder, job.log_dir), told)
+    return Journal(Path(job.folder, job.log_dir), facts)
 
 
 def _by_text(variables: Mapping[str, str]) -> dict[str, str]:
@@ -270,7 +270,7 @@ def _by_text(variables: Mapping[str, str]) -> dict[str, str]:
 def start(job: Job, journal: Callable[[], Journal]) -> int:
     """Hands the job over to its engine: this process becomes the engine's command, or follows the job.
 
-    ``journal``: opens what is told of a job that has a folder; then the engine's command is a child of this process.
+    ``journal``: opens the journal of a job that has a folder; then the engine's command is a child of this process.
 
     Raises:
         LaunchError: The engine is not installed, or can only be planned.
@@ -297,8 +297,8 @@ def start(job: Job, journal: Callable[[], Journal]) -> int:
         raise LaunchError(f"{command.arguments[0]} is not installed: --dry-run prints what is to be run")
     sys.stdout.flush()
     if job.log_dir and job.engine in ENGINES_WITH_FOLDER:
-        with closing(journal()) as told:
-            return _hand_in(job, told) if job.engine == "slurm" else _run(job, told)
+        with closing(journal()) as opened:
+            return _hand_in(job, opened) if job.engine == "slurm" else _run(job, opened)
     _write(plan)
     os.execve(path, [*command.arguments], {**os.environ, **command.environ})
 
@@ -312,7 +312,7 @@ def _run(job: Job, journal: Journal) -> int:
 
 
 def _hand_in(job: Job, journal: Journal) -> int:
-    """To Slurm, whose batch script goes on with what is told of the job."""
+    """To Slurm, whose batch script goes on with the journal."""
     plan = job.plan()
     (command,) = plan.commands
     _write(plan)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from weft.cli.options import count
 from weft.errors import LaunchError
-from weft.launch.journal.job_status import SAVE_S, Told, launcher_of, read, stop
+from weft.launch.journal.job_status import SAVE_S, JobStatus, launcher_of, read, stop
 from weft.launch.journal.journal import attempts, log_file, log_files, reader
 from weft.terminal_text import LINES, visible
 from weft.untrusted import shown_path, translated
@@ -42,18 +42,18 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def show_status(options: argparse.Namespace) -> int:
-    told = read(Path(options.folder))
+    status = read(Path(options.folder))
     if not options.json:
-        print("\n".join(told.lines()))
+        print("\n".join(status.lines()))
         return 0
     values = {
-        "running": bool(told.pid),
-        "code": told.code,
-        "failure": told.failure,
-        "step": told.step,
-        "files": told.standing.as_dict(),
+        "running": bool(status.pid),
+        "code": status.code,
+        "failure": status.failure,
+        "step": status.step,
+        "files": status.standing.as_dict(),
     }
-    print(json.dumps({**values, "run": told.run, "events": told.events}, indent=1))
+    print(json.dumps({**values, "run": status.run, "events": status.events}, indent=1))
     return 0
 
 
@@ -79,8 +79,8 @@ def _add_logs(commands: Any) -> None:
 
 def show_logs(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
-    told = read(folder)
-    ranks = told.run.get("ranks")
+    status = read(folder)
+    ranks = status.run.get("ranks")
     found = attempts(folder)
     if not found:
         raise LaunchError(f'"{shown_path(folder)}" has no logs: the job has not started any rank')
@@ -94,19 +94,19 @@ def show_logs(options: argparse.Namespace) -> int:
         raise LaunchError(f'there is no "{shown_path(path)}": the job has no such rank')
     show = partial(_show, sys.stdout)
     with suppress(KeyboardInterrupt):  # who follows has seen enough
-        _all(options, folder, told, attempt, show)
+        _all(options, folder, status, attempt, show)
     return 0
 
 
 def _all(
-    options: argparse.Namespace, folder: Path, told: Told, attempt: int, show: Callable[[bytes], None]
+    options: argparse.Namespace, folder: Path, status: JobStatus, attempt: int, show: Callable[[bytes], None]
 ) -> None:
     """The log of an attempt, and of those that come while it is followed."""
     while True:
         _print(
             partial(log_files, folder, attempt, options.rank),
             show,
-            partial(_over, folder, told, attempt, options.follow),
+            partial(_over, folder, status, attempt, options.follow),
         )
         later = [number for number in attempts(folder) if number > attempt]
         if not options.follow or options.attempt is not None or not later:
@@ -114,11 +114,11 @@ def _all(
         attempt = later[0]
 
 
-def _over(folder: Path, told: Told, attempt: int, follow: bool) -> bool:
+def _over(folder: Path, status: JobStatus, attempt: int, follow: bool) -> bool:
     """True if nothing more comes into the logs of an attempt."""
     if not follow or attempts(folder)[-1] > attempt:
         return True
-    return read(folder).code is not None if told.handed_in else not launcher_of(folder, told.run)
+    return read(folder).code is not None if status.handed_in else not launcher_of(folder, status.run)
 
 
 def _print(paths: Callable[[], list[Path]], show: Callable[[bytes], None], over: Callable[[], bool]) -> None:
@@ -167,6 +167,10 @@ def _add_stop(commands: Any) -> None:
 
 
 def stop_job(options: argparse.Namespace) -> int:
-    told = stop(Path(options.folder), options.wait, lambda text: print(f"weft stop: {text}", flush=True))
-    print(f"weft stop: it ended, exit code {told.code}" if told.code is not None else "weft stop: it is gone")
+    status = stop(Path(options.folder), options.wait, lambda text: print(f"weft stop: {text}", flush=True))
+    print(
+        f"weft stop: it ended, exit code {status.code}"
+        if status.code is not None
+        else "weft stop: it is gone"
+    )
     return 0

@@ -42,7 +42,7 @@ def printable(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line, without the usage.
+    """Prints a mistake in one line, without the usage.
 
     Options are written in full: else a script's own option, `--rank`, would be taken for a short form of weft's.
     """
@@ -116,5 +116,5 @@ def _open_streams() -> None:
 def _nobody_reads() -> bool:
     """True if who read the output has seen enough, as `head` has."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # errors are told in any case
+    poll.register(sys.stdout.fileno(), 0)  # errors are printed in any case
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -116,7 +116,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def exit_code(command: str, names: Sequence[str], findings: Sequence[Finding], complete: bool) -> int:
-    """The exit code that `--fail-on` gives a run; why, and what could not be judged, is told.
+    """The exit code that `--fail-on` gives a run; prints why, and what could not be judged.
 
     Args:
         command: Which one asks.
@@ -125,8 +125,8 @@ def exit_code(command: str, names: Sequence[str], findings: Sequence[Finding], c
         complete: Whether the run has come to its end.
     """
     failed = failing(findings, names)
-    told = [*failed, *(each for each in findings if each.rule in names and each.status in _UNJUDGED)]
-    lines = [f"{each.rule} ({each.status.value}): {visible(each.text)}" for each in told]
+    named = [*failed, *(each for each in findings if each.rule in names and each.status in _UNJUDGED)]
+    lines = [f"{each.rule} ({each.status.value}): {visible(each.text)}" for each in named]
     if names and not complete:
         lines.append("the run has not come to its end, so only its beginning is judged")
     for line in lines:
@@ -156,12 +156,12 @@ def _report(options: argparse.Namespace, asked: Sequence[Rule]) -> tuple[Path, R
     steps = analysis.timeline.steps
     if options.step is not None and options.step not in steps:
         near = min(steps, key=lambda step: abs(step - options.step), default=None)
-        told = (
+        hint = (
             "no step was"
             if near is None
             else f"the nearest that was is {near}, of {len(steps)} steps with spans"
         )
-        raise UsageError(f"step {options.step} was not recorded: {told}")
+        raise UsageError(f"step {options.step} was not recorded: {hint}")
     compared = compare(_read(Path(options.against)), analysis) if options.against is not None else None
     scaled = scale([others.get(name, analysis) for name in folders]) if folders else None
     report = _judged(analysis, asked)

@@ -177,14 +177,14 @@ def _add_original(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    told = distribution.read(options.distribution) if options.distribution else distribution.Distribution()
-    where = engines.places(options, told.processes_per_host)
-    options.engine = options.engine or (told.engine if where.hosts != 1 else "") or engines.default(where)
+    parsed = distribution.read(options.distribution) if options.distribution else distribution.Distribution()
+    where = engines.places(options, parsed.processes_per_host)
+    options.engine = options.engine or (parsed.engine if where.hosts != 1 else "") or engines.default(where)
     options.ranks = where.ranks
-    variables = {**told.hand_over(os.environ), **_variables(options.variables)}
-    given = _settings(options, told)
+    variables = {**parsed.hand_over(os.environ), **_variables(options.variables)}
+    given = _settings(options, parsed)
     environ = {**os.environ, **variables, **given}
-    origins = {**_OPTIONS, **({"WEFT_CONFIG": "--distribution"} if told.parameters else {})}
+    origins = {**_OPTIONS, **({"WEFT_CONFIG": "--distribution"} if parsed.parameters else {})}
     settings = config.resolve(
         None, environ, options.ranks, {name: origins[name] for name in given if name in origins}
     )
@@ -200,11 +200,11 @@ def main(options: argparse.Namespace) -> int:
         raise LaunchError("--ssh-options is for ssh: name the hosts with --hosts, or leave it out")
     if options.min_hosts and options.engine != "ssh":
         raise LaunchError("--min-hosts is for ssh: name the hosts with --hosts, or leave it out")
-    _tell_of_page(options)
+    _warn_of_page(options)
     if engines.handed_over(options):
-        return _hand_over(options, where, {**variables, **given, **added}, told, settings)
+        return _hand_over(options, where, {**variables, **given, **added}, parsed, settings)
     if options.engine == "mpirun":
-        return _by_mpirun(options, environ, [*variables, *added], told.mpi_options)
+        return _by_mpirun(options, environ, [*variables, *added], parsed.mpi_options)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     command, hosts = _command(options), engines.hosts_of(options, where, {**variables, **given, **added})
     environ = dict(hosts.environ) if hosts.there else environ
@@ -227,7 +227,7 @@ def main(options: argparse.Namespace) -> int:
     least = options.min_hosts * where.ranks_per_host or options.ranks
     lacking = not_here(Path(settings.record), before, least) if hosts.there and settings.record else ""
     if lacking and options.report:
-        print(f"weft run: the page tells of some ranks only: {lacking}", file=sys.stderr)
+        print(f"weft run: the page has some ranks only: {lacking}", file=sys.stderr)
     return code or _judge(options, Path(settings.record), before, lacking)
 
 
@@ -235,7 +235,7 @@ def _hand_over(
     options: argparse.Namespace,
     where: engines.RankLayout,
     variables: Mapping[str, str],
-    told: distribution.Distribution,
+    parsed: distribution.Distribution,
     settings: config.Settings,
 ) -> int:
     """Another engine starts the job, or nobody: with `--dry-run` the plan is printed."""
@@ -247,7 +247,7 @@ def _hand_over(
         raise LaunchError(
             f"--smdistributed is not for {options.engine}: start the image's script with weft-python"
         )
-    more = [*told.mpi_options, *mpirun.options_of(options.mpi_options or "")]
+    more = [*parsed.mpi_options, *mpirun.options_of(options.mpi_options or "")]
     job = engines.job_of(options, where, variables, more)
     if not options.dry_run:
         return engines.start(job, partial(engines.journal_for, job, settings))
@@ -261,8 +261,8 @@ def _needs_launcher(options: argparse.Namespace, name: str, known: Sequence[str]
         raise LaunchError(f"{name} is for ranks {where}, and not for {options.engine}: leave it out")
 
 
-def _tell_of_page(options: argparse.Namespace) -> None:
-    """Who keeps the page of a job up to date where weft's launcher does not: nobody."""
+def _warn_of_page(options: argparse.Namespace) -> None:
+    """Says that nobody keeps the page of a job up to date where weft's launcher does not."""
     if options.report and options.engine not in OWN:
         print(
             "weft run: the page is kept up to date only for ranks on this machine or by ssh: write it by "
@@ -290,8 +290,8 @@ def _judge(options: argparse.Namespace, folder: Path, before: Mapping[str, int],
     if lacking:
         raise LaunchError(f"--fail-on judges what all ranks record: {lacking}")
     recorded = read_run(folder)
-    told = verdict(judge(RULES, Analysis(recorded)), RULES)
-    return exit_code("run", wanted(options.fail_on, RULES), told.findings, recorded.complete)
+    findings = verdict(judge(RULES, Analysis(recorded)), RULES).findings
+    return exit_code("run", wanted(options.fail_on, RULES), findings, recorded.complete)
 
 
 @contextmanager
@@ -375,9 +375,9 @@ def _variables(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _settings(options: argparse.Namespace, told: distribution.Distribution) -> dict[str, str]:
+def _settings(options: argparse.Namespace, parsed: distribution.Distribution) -> dict[str, str]:
     """The variables that hand the settings to the ranks."""
-    if options.config and told.parameters:
+    if options.config and parsed.parameters:
         raise LaunchError("--config and the parameters of --distribution are both settings: leave one out")
     values = config.parse_assignments(options.set)
     for name, value in (
@@ -400,7 +400,7 @@ def _settings(options: argparse.Namespace, told: distribution.Distribution) -> d
     environ = {}
     if options.config:
         environ["WEFT_CONFIG"] = options.config
-    environ |= told.settings()
+    environ |= parsed.settings()
     if values:
         environ["WEFT_SET"] = json.dumps(config.with_those_of(os.environ, values))
     return environ

@@ -69,12 +69,12 @@ def main(options: argparse.Namespace) -> int:
         if against:
             rows.append(Row(name, "", "", "", f"left out: {against}"))
             continue
-        code, told = run_and_compare(options, name)
-        settings = settings or next((Settings(**one["settings"]) for one in told), None)
-        framework = framework or next((str(one.get("framework", "")) for one in told), "")
-        good = good and not code and bool(told) and not any(one.get("fault") for one in told)
-        rows += [row(name, one) for one in told]
-        if code or not told:
+        code, steps = run_and_compare(options, name)
+        settings = settings or next((Settings(**one["settings"]) for one in steps), None)
+        framework = framework or next((str(one.get("framework", "")) for one in steps), "")
+        good = good and not code and bool(steps) and not any(one.get("fault") for one in steps)
+        rows += [row(name, one) for one in steps]
+        if code or not steps:
             why = f"the job failed with exit code {code}" if code else "no step of a split model ran"
             rows.append(Row(name, "", "", "", why))
     print(table(Row._fields, rows), flush=True)
@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def run_and_compare(options: argparse.Namespace, name: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code of a job with that schedule, and what it has told of each step."""
+    """The exit code of a job with that schedule, and its report of each step."""
     with tempfile.TemporaryDirectory(prefix="weft-verify-") as folder:
         path = Path(folder) / "report"
         job = copy.copy(options)
@@ -95,7 +95,7 @@ def run_and_compare(options: argparse.Namespace, name: str) -> tuple[int, list[d
 def refusal(name: str, settings: Settings | None, framework: str = "") -> str:
     """Why the settings do not allow a schedule, as far as that is known before a job has run.
 
-    ``framework``: that of the script, where a job has told it.
+    ``framework``: that of the script, where a job has reported it.
     """
     if framework == "tensorflow" and KINDS[name].splits:
         return "TensorFlow takes gradients as a whole, and it splits backward passes in two"
@@ -112,9 +112,9 @@ def refusal(name: str, settings: Settings | None, framework: str = "") -> str:
     return ""
 
 
-def row(name: str, told: dict[str, Any]) -> Row:
+def row(name: str, step: dict[str, Any]) -> Row:
     """One step as a line of the table."""
-    if "reason" in told:
-        return Row(name, str(told["step"] + 1), "", "", f"not compared: {told['reason']}")
-    gradients = "" if told["gradients"] is None else f"{told['gradients']:.1e}"
-    return Row(name, str(told["step"]), f"{told['losses']:.1e}", gradients, told["fault"] or "equal")
+    if "reason" in step:
+        return Row(name, str(step["step"] + 1), "", "", f"not compared: {step['reason']}")
+    gradients = "" if step["gradients"] is None else f"{step['gradients']:.1e}"
+    return Row(name, str(step["step"]), f"{step['losses']:.1e}", gradients, step["fault"] or "equal")

@@ -91,7 +91,7 @@ def encode(value: Any, name: str) -> tuple[str | None, Tensor | None]:
     except TransportError:
         pass
     raise UsageError(
-        f"{name} reads a {type(value).__qualname__} out of a tensor, which cannot be told to the other ranks; "
+        f"{name} reads a {type(value).__qualname__} out of a tensor, which cannot be sent to the other ranks; "
         "use .item() or .tolist()"
     )
 

@@ -3,7 +3,7 @@
     send       sender    --send, sizes-->        receiver      checks the call and the sizes
                          <--ready--
                          --the object-->
-    allgather  everybody --allgather, group-->   first rank of the group, which tells the same to everybody
+    allgather  everybody --allgather, group-->   first rank of the group, which sends the same to everybody
     barrier              <--ready--              when it has heard of all; then the group's own collectives
 
 Two ranks that meet in different calls get an error both, at once; see ``handshake``.
@@ -216,7 +216,7 @@ def _accept(session: Member, line: Handshake, answer: Any, peer: int, mine: Head
 def _meet(session: Member, call: int, axis: str) -> None:
     """Return when all ranks of a group have made the same call.
 
-    Each rank tells the first one of the group, and the first one answers when it has heard of all.
+    Each rank sends a message to the first one of the group, which answers when it has those of all.
     """
     first, *others = session.peers(axis)
     if not others or session.rehearsal is not None:
@@ -257,7 +257,7 @@ def _refuse(line: Handshake, peers: Sequence[int], text: str, kind: type[Excepti
 
 
 def _call_text(header: Header) -> str:
-    """The call that a header tells of, as a script writes it."""
+    """The call that a header names, as a script writes it."""
     grouped = header.call in (
         handshake.ALLGATHER,
         handshake.BARRIER,

@@ -78,14 +78,14 @@ class Distribution:
 
     def settings(self) -> dict[str, str]:
         """The variables with the parameters: all for scripts of the original, and what weft knows for any script."""
-        told = {FRAMEWORK: json.dumps(dict(self.framework))} if self.framework else {}
+        framework = {FRAMEWORK: json.dumps(dict(self.framework))} if self.framework else {}
         if not self.parameters:
-            return told
+            return framework
         named = canonical(self.parameters, "distribution")
         if named.get("pipeline") == "_only_forward":
             named["pipeline"] = "simple"
         own = {name: value for name, value in named.items() if name in OWN}
-        return {**told, PARAMETERS: json.dumps(dict(self.parameters)), "WEFT_CONFIG": json.dumps(own)}
+        return {**framework, PARAMETERS: json.dumps(dict(self.parameters)), "WEFT_CONFIG": json.dumps(own)}
 
 
 def read(given: Mapping[str, Any] | str) -> Distribution:

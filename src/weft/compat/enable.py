@@ -25,7 +25,7 @@ from weft.import_hooks import when_imported
 from weft.untrusted import MOST_RANKS, parse_json, shown_text, whole
 
 FOLDER = Path(__file__).parent / "path"
-STAND_INS = Path(__file__).parent / "stand_ins"
+MODULES = Path(__file__).parent / "stand_ins"
 """Names of other packages, for processes in which those are not installed: the last place to look."""
 
 _LAYERS = {"seq_layers": "h"}
@@ -57,8 +57,8 @@ def enable() -> None:
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
         importlib.invalidate_caches()
-    if str(STAND_INS) not in sys.path:
-        sys.path.append(str(STAND_INS))
+    if str(MODULES) not in sys.path:
+        sys.path.append(str(MODULES))
     if not _enabled:
         _enabled = True
         names.install()
@@ -136,7 +136,7 @@ def _layers_are_there(module: ModuleType) -> None:
 
 
 def _mpi_is_there(module: ModuleType) -> None:
-    """Refuse MPI under ``weft run``, where MPI would tell every rank that it is the only one."""
+    """Refuse MPI under ``weft run``, where every rank would be alone in MPI."""
     ranks = whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) if "WEFT_SHARED_FD" in os.environ else None
     if ranks is not None and ranks > 1 and module.COMM_WORLD.Get_size() == 1:
         refuse_lonely_mpi(ranks)
@@ -153,7 +153,7 @@ def launch_environ(
     Args:
         environ: The environment that it would get otherwise.
         arguments: The script's arguments; ``--mp_parameters k=v,k=v`` among them become ``SM_HP_MP_PARAMETERS``.
-        partitions: What the script is told if neither it nor its environment says how many partitions there are.
+        partitions: Their number, if neither the script nor its environment gives one.
         device: ``cpu`` to hide all GPUs and let calls for CUDA mean the CPU.
     """
     paths = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]

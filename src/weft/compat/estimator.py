@@ -92,10 +92,10 @@ class PyTorch:
         self.source_dir = os.path.abspath(source_dir or ".")
         self.hyperparameters = dict(hyperparameters or {})
         self._given = distribution or {}
-        self._told = asked.read(self._given)
+        self._distribution = asked.read(self._given)
         self._environment = dict(environment or {})
         self.latest_training_job: Handle | None = None
-        ranks = self._told.processes_per_host or 1
+        ranks = self._distribution.processes_per_host or 1
         local = engine == "local"
         self._job = Job(
             entry_point,
@@ -108,7 +108,7 @@ class PyTorch:
             python=sys.executable,
             image=image_uri or "",
             log_dir=log_dir,
-            mpi_options=self._told.mpi_options if engine == "mpirun" else (),
+            mpi_options=self._distribution.mpi_options if engine == "mpirun" else (),
         )
 
     def plan(self, inputs: str | Mapping[str, str] | None = None) -> Plan:
@@ -170,8 +170,8 @@ class PyTorch:
     def _variables(self, inputs: str | Mapping[str, str] | None) -> dict[str, str]:
         found = {
             **hyperparameter_variables(self.hyperparameters),
-            **self._told.settings(),
-            **self._told.hand_over(os.environ),
+            **self._distribution.settings(),
+            **self._distribution.hand_over(os.environ),
             **channel_variables(inputs),
         }
         if "smdistributed" in self._given:

@@ -269,7 +269,7 @@ def _refuse_unknown_experts(config: Document) -> None:
     for part, inner in config.value.items():
         if isinstance(inner, dict):
             members |= {f"{part}.{name}": value for name, value in inner.items()}
-    names = [name for name, value in members.items() if value and _tells_of_experts(name)]
+    names = [name for name, value in members.items() if value and _names_experts(name)]
     if names:
         raise FormatError(
             f"$.{names[0]}: this is a mixture of experts, but none of {', '.join(EXPERTS['experts'])} says of how "
@@ -277,7 +277,7 @@ def _refuse_unknown_experts(config: Document) -> None:
         )
 
 
-def _tells_of_experts(name: str) -> bool:
+def _names_experts(name: str) -> bool:
     words = name.lower().replace(".", "_").split("_")
     return any(word in ("expert", "experts", "moe") for word in words)
 

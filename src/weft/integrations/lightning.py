@@ -64,7 +64,7 @@ class WeftStrategy(JoinsJob, pl.strategies.ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if data are shared out, and logged values added up: over the replicas."""
+        """True if data are shared out, and logged values all-reduced: over the replicas."""
         return current.is_initialized() and ranks.rdp_size() > 1
 
     @property

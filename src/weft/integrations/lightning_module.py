@@ -86,7 +86,7 @@ class Inside:
             record.add(LOG, given["name"], {"of": None, **given})
 
     def _log_of_all(self, given: dict[str, Any]) -> None:
-        """Copies of the model log what they have together: a Trainer that decided by it would part them else."""
+        """Replicas log their mean, so that a Trainer that decides by it decides alike on all of them."""
         if isinstance(given["value"], (Tensor, int, float)) and not given.get("rank_zero_only"):
             given["sync_dist"] = given.get("sync_dist", False) or ranks.rdp_size() > 1
         self._log(**given)

@@ -49,7 +49,7 @@ _PLUGINS = ("Precision", "MixedPrecision")
 
 
 class Ranks(_environments.ClusterEnvironment):
-    """Who this process is, as any launcher that weft knows has told."""
+    """Who this process is, as any launcher that weft knows has set it."""
 
     @property
     def creates_processes_externally(self) -> bool:

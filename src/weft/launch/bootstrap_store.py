@@ -152,7 +152,7 @@ class FileBox(Box):
 
 @contextmanager
 def closed_at_sigterm(box: Box) -> Iterator[None]:
-    """Closes the box also if this process is told to end inside, or its launcher is gone.
+    """Closes the box also if this process is asked to end inside, or its launcher is gone.
 
     A launcher does that as soon as another rank died. A script that has a handler of its own keeps it.
     """

@@ -47,11 +47,11 @@ class Place:
     """One process of a job.
 
     Attributes:
-        local_size: How many of the processes run on this host; 0 where nobody has told yet, nor `local_rank`.
+        local_size: How many of the processes run on this host; 0 while it is unknown, as is `local_rank`.
         source: Who started it: weft, torchrun, env, openmpi, mpich, slurm or single.
-        leader: The host of rank 0, where the launcher tells it.
-        port: The port that rank 0 (or torchrun's agent) listens on, where the launcher tells it.
-        job: What tells this job from any other one, its restarts included.
+        leader: The host of rank 0, if the launcher gives it.
+        port: The port that rank 0 (or torchrun's agent) listens on, if the launcher gives it.
+        job: An id that no other job has, not even a restart of this one.
         agent: A store of the launcher's own listens at `leader` and `port`.
         shared_fd: The file descriptor of the memory that `weft run` shares with its ranks.
         token: A secret that only the job's processes know, where several hosts need one.
@@ -123,7 +123,11 @@ def discover(environ: Mapping[str, str]) -> Place:
         present = [name for name in source.names if environ.get(name)]
         if source.needs is not None and not environ.get(source.needs):
             continue
-        if source is _EXPLICIT and not (environ.get(SHARED_FD) or master_told(environ)) and MASTER in environ:
+        if (
+            source is _EXPLICIT
+            and not (environ.get(SHARED_FD) or master_given(environ))
+            and MASTER in environ
+        ):
             continue  # weft has made them from another launcher's
         if len(present) == len(source.names):
             complete.append((source, _numbers(source, environ)))
@@ -149,14 +153,14 @@ def discover(environ: Mapping[str, str]) -> Place:
 
 
 def _over_hosts(place: Place, environ: Mapping[str, str]) -> Place:
-    """The place of a rank of `weft run` on one of several hosts: it is told how the others reach the first one."""
+    """The place of a rank of `weft run` on one of several hosts: the launcher gives the first host's address."""
     return replace(place, leader=environ.get("MASTER_ADDR") or None, token=environ.get(TOKEN, ""))
 
 
-def master_told(environ: Mapping[str, str]) -> bool:
+def master_given(environ: Mapping[str, str]) -> bool:
     """True if MASTER_ADDR is there, and not only because `weft run` has set it.
 
-    >>> master_told({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
+    >>> master_given({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4", "WEFT_MASTER": "127.0.0.1:4"})
     False
     """
     address = environ.get("MASTER_ADDR")
@@ -182,7 +186,7 @@ def _numbers(source: _Source, environ: Mapping[str, str]) -> Place:
 
 
 def _without_hosts(environ: Mapping[str, str]) -> Place:
-    """The place of a process that is not told how many others share its host."""
+    """The place of a process that does not know how many others share its host."""
     rank, world_size = (_whole(name, environ[name]) for name in ("RANK", "WORLD_SIZE"))
     if rank >= world_size:
         raise LaunchError(f"RANK={environ['RANK']} does not fit WORLD_SIZE={environ['WORLD_SIZE']}")
@@ -220,18 +224,18 @@ def _with_leader(place: Place, environ: Mapping[str, str]) -> Place:
     finders = {"torchrun": _torchrun, "env": _torchrun, "openmpi": _openmpi, "mpich": _mpich, "slurm": _slurm}
     if place.source in finders:
         place = finders[place.source](place, environ)
-    told = environ.get(LEADER)
-    if told:
-        host, colon, port = told.rpartition(":")
+    leader = environ.get(LEADER)
+    if leader:
+        host, colon, port = leader.rpartition(":")
         number = whole(port, 65535)
         if not colon or not host or not number:
             raise LaunchError(
-                f'WEFT_LEADER is "{shown_text(told)}": write it as host:port, for example 10.0.0.1:29500'
+                f'WEFT_LEADER is "{shown_text(leader)}": write it as host:port, for example 10.0.0.1:29500'
             )
         place = replace(place, leader=host.strip("[]"), port=number, agent=False)
     if place.world_size > 1 and not place.one_host and (place.leader is None or place.port is None):
         raise LaunchError(
-            f"{place.source} does not tell where rank 0 runs, and this job spans hosts: "
+            f"{place.source} does not say where rank 0 runs, and this job spans hosts: "
             "set WEFT_LEADER=host:port, for example WEFT_LEADER=10.0.0.1:29500, on all ranks"
         )
     return place
@@ -275,8 +279,8 @@ def _slurm(place: Place, environ: Mapping[str, str]) -> Place:
         )
     number, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
     hosts = expand_hosts(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or "")
-    told = _whole("SLURM_JOB_ID", number, LARGEST) + _whole("SLURM_STEP_ID", step, LARGEST)
-    port = PORTS.start + told % len(PORTS)
+    both = _whole("SLURM_JOB_ID", number, LARGEST) + _whole("SLURM_STEP_ID", step, LARGEST)
+    port = PORTS.start + both % len(PORTS)
     return replace(place, leader=next(hosts, None), port=port, job=f"{number}.{step}")
 
 

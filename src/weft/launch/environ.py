@@ -10,9 +10,9 @@ from weft.launch.discovery import MASTER, discover, port_of_job
 
 LOOPBACK = "127.0.0.1"
 ATTEMPT = "WEFT_ATTEMPT"
-"""The variable that tells a script how often its job was started before."""
+"""The variable that says how often the job was started before."""
 TRIAL = "WEFT_TRIAL"
-"""The variable that tells a script that it is a trial of `weft tune`, and the trial's folder."""
+"""The variable with the folder of a trial of `weft tune`, set for trials only."""
 _KEPT_MEMORY = str(1 << 30)
 RANK_DEFAULTS = {
     "MALLOC_ARENA_MAX": "1",
@@ -56,7 +56,7 @@ def master_environ(port: int, address: str = LOOPBACK) -> dict[str, str]:
 
 
 def attempt_environ(attempt: int, restarts: int) -> dict[str, str]:
-    """The variables that tell how often the job was started before, and how often it may be started again."""
+    """The variables that say how often the job was started before, and how often it may be started again."""
     return {
         ATTEMPT: str(attempt),
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
@@ -83,7 +83,7 @@ def free_port(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
 def torchrun_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that torchrun would have set for a rank of ``mpirun``, so that plain PyTorch finds the others.
 
-    Empty where another launcher has told more, or this one too little.
+    Empty where another launcher has set more, or this one too little.
     """
     try:
         place = discover(environ)

@@ -103,7 +103,7 @@ class Job(Described):
                 raise LaunchError(
                     f"{name} has several lines: the engine {self.engine} hands secrets on line by line"
                 )
-        told = {
+        secret_of = {
             **dict(secret_arguments(self.mpi_options).values()),
             **dict(secret_arguments(self.arguments).values()),
         }
@@ -112,11 +112,11 @@ class Job(Described):
             if TOKEN in found and self.engine != "ssh" and TOKEN not in {*environ, *self.variables}
             else []
         )
-        open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in told]
+        open_arguments = [f"{name} is an argument, which others can read: {_REMEDY}" for name in secret_of]
         found_plan = _PLANS[self.engine](self, found)
         found_plan = replace(found_plan, notes=[*found_plan.notes, *made, *open_arguments])
         secret = [value for name, value in found.items() if is_secret(name)]
-        shown = self._masked(found, [*secret, *told.values()])
+        shown = self._masked(found, [*secret, *secret_of.values()])
         return replace(found_plan, shown=replace(shown, notes=found_plan.notes))
 
     def start(self, environ: Mapping[str, str] | None = None, *, shows_output: bool = True) -> Handle:

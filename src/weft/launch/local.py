@@ -39,7 +39,7 @@ from weft.terminal_text import LINES, visible
 from weft.watch import before_init, failed
 from weft.watch.board import read_reports
 from weft.watch.failure import Failure
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.files.operation import Outside
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import Judge, Verdict
@@ -56,7 +56,7 @@ FAILURE_GRACE_SECONDS = 1.5
 STOP_GRACE_SECONDS = 5.0
 DRAIN_SECONDS = 1.0
 STOPPED_OUTPUT_SECONDS = 1.0
-"""How long a launcher that was told to end waits for the reader of its output."""
+"""How long a launcher that was asked to end waits for the reader of its output."""
 OUTPUT_LOST = os.EX_IOERR
 """The exit code of a job that ended well but could not write its output."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -82,7 +82,7 @@ class Launcher:
         self._job = job
         self._page, self._shared = Page.create(job.ranks)
         self._judge = Judge()
-        self._outside, self._teller = Outside(self._page), Teller()
+        self._outside, self._blocked = Outside(self._page), BlockedRanks()
         self._ends: dict[int, End] = {}
         self._ordered = False
         self._stopped_by: list[int] = []
@@ -151,7 +151,7 @@ class Launcher:
         self._stopped_by.append(number)
 
     def _start(self) -> None:
-        """All ranks; on other hosts they may not be there yet when a host is lost, or the launcher told to stop."""
+        """All ranks; on other hosts they may not be there yet when a host is lost, or the launcher asked to stop."""
         ranks = range(self._job.ranks)
         for rank in ranks:
             shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
@@ -188,7 +188,7 @@ class Launcher:
             lines.close()
 
     def _watch(self) -> int:
-        """Until all ranks ended well, one did not, or the launcher is told to stop."""
+        """Until all ranks ended well, one did not, or the launcher is asked to stop."""
         while len(self._ends) < self._job.ranks:
             self._turn()
             self._journal.reach(step_of(self._page, 0))
@@ -216,16 +216,16 @@ class Launcher:
         return OUTPUT_LOST if self._shown.lost or self._journal.lost else 0
 
     def _look_at_files(self) -> None:
-        """Tells of ranks that stand in an operation on a file, and of those that wait for them."""
+        """Reports ranks that are blocked in an operation on a file, and those that wait for them."""
         if isinstance(self._ranks, Here):
             self._ranks.look_at_files(self._outside)
-        told = self._teller.observe(
+        text = self._blocked.observe(
             {rank: self._page.sign(rank) for rank in range(self._job.ranks) if rank not in self._ends}
         )
-        if told:
-            text = "".join(f"weft: {line}\n" for line in told.splitlines())
-            self._shown.err.write(self, text.encode(errors="replace"))
-        self._journal.stand(self._teller)
+        if text:
+            lines = "".join(f"weft: {line}\n" for line in text.splitlines())
+            self._shown.err.write(self, lines.encode(errors="replace"))
+        self._journal.stand(self._blocked)
 
     def _bring(self) -> None:
         """Recordings of ranks on other hosts, unless the job starts again; until they are here, or a further signal."""
@@ -361,7 +361,7 @@ class Launcher:
         return self._ranks.gone
 
     def _note_failure(self, found: Blame, failures: Sequence[Failure]) -> None:
-        """Keeps how the job failed, for whoever may start it again; a job that was told to end is not started again."""
+        """Keeps the failure, for a restart; a job that was asked to end is not started again."""
         if self._stopped_by:
             return
         sign, course = self._page.sign(found.rank), self._page.course

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 
 LINE_LIMIT = 1 << 16
-"""A line that grows longer than this is shown in parts."""
+"""A line that grows longer than this is shown piece by piece."""
 KEPT_LIMIT = 1 << 20
 """With more bytes than this that its reader has not taken, a sink is full."""
 WHOLE = 1 << 20

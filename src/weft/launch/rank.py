@@ -1,4 +1,4 @@
-"""The first lines of a rank under `weft run`: from here on the launcher is told of an error, wherever the script is.
+"""The first lines of a rank under `weft run`: from here on errors reach the launcher, wherever the script is.
 Ranks of mpirun are given the variables by which plain PyTorch finds the others.
 
     python rank.py script.py arguments ...

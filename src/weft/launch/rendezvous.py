@@ -3,7 +3,7 @@
     weft                rank 0 opens the store; its address goes through the launcher's memory, on several hosts too
     torchrun            the same; the address goes through the agent's store, under run id and restart count
     mpirun, one host    the same; the address goes through a file in a private directory
-    several hosts       rank 0 opens the store on the port that the launcher's variables give; so where it is not told
+    several hosts       rank 0 opens the store on the port that the launcher's variables give; so where it is not given
                         who shares a host
 
 On one host only processes of the same user get in. Over several hosts a connection proves that it knows a secret: made
@@ -70,7 +70,7 @@ def locate(place: Place) -> Place:
 
 
 def _with_hosts(place: Place, store: Store) -> Place:
-    """`place` with its numbers on its host, which all ranks tell each other by name; every rank calls this."""
+    """`place` with its numbers on its host, which the ranks of a host find out by its name; every rank calls this."""
     names = PrefixStore("weft/hosts", store)
     names.set(str(place.rank), socket.gethostname())
     hosts = [names.get(str(other)) for other in range(place.world_size)]
@@ -150,12 +150,12 @@ def _through(box: Box, place: Place, timeout: timedelta, deadline: float, siblin
     try:
         if place.rank == 0:
             nonce = secrets.token_hex(16)
-            address = f"weft-{nonce}" if place.one_host else (own_address(place), _ANY_PORT)
-            store = _serve(address, place, nonce, timeout)
+            own = f"weft-{nonce}" if place.one_host else (own_address(place), _ANY_PORT)
+            store = _serve(own, place, nonce, timeout)
             box.put(json.dumps({"address": store.address, "nonce": nonce, "pid": os.getpid()}))
         else:
-            told = _wait_for(lambda: _told(box, place), deadline, place, siblings)
-            store = _join(told["address"], place, told["nonce"], timeout)
+            leader = _wait_for(lambda: _address_in(box, place), deadline, place, siblings)
+            store = _join(leader["address"], place, leader["nonce"], timeout)
         _all_here(store, place, deadline, siblings)
     except BaseException:
         with suppress(RuntimeError):
@@ -166,7 +166,7 @@ def _through(box: Box, place: Place, timeout: timedelta, deadline: float, siblin
     return store
 
 
-def _told(box: Box, place: Place) -> dict[str, Any] | None:
+def _address_in(box: Box, place: Place) -> dict[str, Any] | None:
     """The address that rank 0 left; on one host only if that rank 0 still lives.
 
     Others may have written it: nothing of it is believed before the store has proved itself.
@@ -177,26 +177,26 @@ def _told(box: Box, place: Place) -> dict[str, Any] | None:
     text = box.get()
     if not text:
         return None
-    what = f"rank {place.rank} was told where rank 0 is in words that are not weft's"
+    what = f"rank {place.rank} read an address of rank 0 that weft did not write"
     with translated(what, LaunchError, "something else writes there"):
-        told = json.loads(text)
-        address, nonce, pid = told["address"], told["nonce"], told["pid"]
+        found = json.loads(text)
+        address, nonce, pid = found["address"], found["nonce"], found["pid"]
         if place.one_host:
             known = isinstance(address, str) and address.startswith("weft-")
         else:
             host, port = address
             known = isinstance(host, str) and isinstance(port, int) and 0 < port < 65536
-            told["address"] = (host, port)
+            found["address"] = (host, port)
         if not known or not isinstance(nonce, str) or not isinstance(pid, int):
             raise ValueError(f"they are {text[:80]!r}")
-    return told if not place.one_host or is_alive(pid) else None
+    return found if not place.one_host or is_alive(pid) else None
 
 
 def _at_known_port(place: Place, timeout: timedelta, siblings: Siblings) -> Store:
-    """Rank 0 opens the store where the variables say, and tells the nonce there."""
+    """Rank 0 opens the store where the variables say, and leaves the nonce in it."""
     if place.leader is None or place.port is None:
         raise LaunchError(
-            f"{place.source} does not tell where rank 0 listens: set MASTER_ADDR and MASTER_PORT, "
+            f"{place.source} does not say where rank 0 listens: set MASTER_ADDR and MASTER_PORT, "
             "or WEFT_LEADER=host:port, on all ranks"
         )
     key = hashlib.sha256(f"{place.job} {place.port}".encode()).hexdigest()[:32]

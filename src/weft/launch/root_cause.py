@@ -60,7 +60,7 @@ class End:
     Attributes:
         code: Its exit code, or minus the number of the signal that killed it.
         time: When the launcher saw it, in seconds on the monotonic clock.
-        ordered: The launcher itself told it to end.
+        ordered: The launcher itself ended it.
         host: Where it ran.
     """
 

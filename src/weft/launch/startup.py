@@ -1,7 +1,7 @@
-"""Ranks that were started differently are told so before anything else happens.
+"""Ranks that were started differently fail before anything else happens.
 
-Each rank shows named texts (its settings, its version of weft, its script). Rank 0 compares them and tells
-all ranks the same verdict, so that none of them goes on and waits for one that stopped.
+Each rank shows named texts (its settings, its version of weft, its script). Rank 0 compares them and sends
+all ranks the same verdict. So none of them goes on and waits for one that stopped.
 """
 
 from __future__ import annotations

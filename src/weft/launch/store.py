@@ -130,7 +130,7 @@ class _Keys:
         self._selector.register(listener, selectors.EVENT_READ, None)
 
     def serve(self) -> None:
-        """Answers until it is told that it is `closing`."""
+        """Answers until `closing` is set."""
         while not self.closing:
             for key, _ in self._selector.select(1.0):
                 if key.data is None:

@@ -1,4 +1,4 @@
-"""From measured times to a machine's file: what was measured is told by a frontend, the fit is made here.
+"""From measured times to a machine's file: a frontend measures, the fit is made here.
 
 a product of n FLOPs       (n + half_flops) / rate                             least squares of relative errors
 a sum over r ranks         2 (r - 1) / r size / bandwidth + 2 (r - 1) latency   the same

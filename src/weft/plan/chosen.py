@@ -26,7 +26,7 @@ AHEAD = 1
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """A schedule that the deciding rank has made: what runs, what it was predicted to take, and why.
+    """A schedule that rank 0 has made: what runs, what it was predicted to take, and why.
 
     ``stages``: the costs that the prediction stands on; ``links``: what crossings take.
     """

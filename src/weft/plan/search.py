@@ -114,7 +114,7 @@ Place = Callable[[Sequence[int]], Placed]
 """From the rank of each stage to the units on the stages; raises `PlacementError` where that cannot be."""
 
 Progress = Callable[[int, int, float | None], None]
-"""Is told how many options have been tried, of how many, and the best step so far in seconds."""
+"""Called with how many options have been tried, of how many, and the best step so far in seconds."""
 
 Within = Callable[[Option], Placed]
 """The units on the stages of an option, so that it fits the memory; raises `PlacementError` where it cannot."""
@@ -152,7 +152,7 @@ def search(
             more than at that point of the list.
         offloads: Whether activations of microbatches that wait are outside of the device.
         held: How many microbatches ranks hold where these come back to them.
-        progress: Is told before each option how many have been tried, of how many, and the best step so far.
+        progress: Called before each option with how many have been tried, of how many, and the best step so far.
 
     What is left out since it would take too long (see `weft.plan.search`), or since somebody has pressed Ctrl-C after a
     first one was found, is among those that fell out.

@@ -47,7 +47,7 @@ class Clock(NamedTuple):
         if isinstance(identity, str) and isinstance(offset_s, float) and abs(offset_s) <= LATEST_S:
             with suppress(ValueError):
                 return cls(bytes.fromhex(identity), offset_s)
-        raise FormatError(f"{path} does not tell its clock, so its times mean nothing: record again")
+        raise FormatError(f"{path} does not name its clock, so its times mean nothing: record again")
 
 
 def clock_offset_s() -> float:

@@ -132,7 +132,7 @@ class Control:
         self._seen = self._stamp()
 
     def look(self, now_s: float) -> Detail | None:
-        """The file's request, if it has changed; a file that means nothing is told and left alone."""
+        """The file's request, if it has changed; a file that means nothing is reported and left alone."""
         if now_s - self._looked_s < EVERY_S:
             return None
         self._looked_s = now_s

@@ -3,7 +3,7 @@
     host     F0 handed over | F1 handed over | waits for a message    |
     device             F0 ---------------e0 F1 ---------------e1  idle |    e: an event after what was handed over
 
-What a rank does is told in the order in which the host came to it, and stands in that order in a queue:
+What a rank does is noted in the order in which the host came to it, and stands in that order in a queue:
 
 * **Work** goes on after it was handed over. It ended at its event. It began when the work before had ended, or when
   the host handed it over, whichever is later.
@@ -32,7 +32,7 @@ FIRST_S = 0.2
 LAST_S = 1.0
 """So long the device may take at the end to pass what is left."""
 REBASED_MS = 1000.0
-"""A tie this old is moved on to an event that passed: PyTorch tells the time between two in 32 bits."""
+"""A tie this old is moved on to an event that passed: PyTorch gives the time between two in 32 bits."""
 POOL = 4096
 """So many events are in flight at most; what comes then ends when it was handed over."""
 
@@ -138,7 +138,7 @@ class DeviceTimes:
         return found
 
     def look(self) -> None:
-        """Tell of what the device has passed. Another thread that is at it goes on alone."""
+        """Report what the device has passed. Another thread that is at it goes on alone."""
         if not self._captures() and self._looking.acquire(blocking=False):
             try:
                 self._look()
@@ -146,7 +146,7 @@ class DeviceTimes:
                 self._looking.release()
 
     def close(self) -> None:
-        """Tell of the rest, too: by the host's times, where the device does not pass it any more."""
+        """Report the rest, too: by the host's times, where the device does not pass it any more."""
         until_s = time.perf_counter() + LAST_S
         with self._looking, suppress(RuntimeError):  # a device that failed cannot be asked
             self._look()

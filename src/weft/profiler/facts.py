@@ -94,7 +94,7 @@ def _mapping(document: Document) -> Mapping[str, Any]:
 
 
 def process_start_s() -> float:
-    """When this process began, on the clock of `time.perf_counter`; now where the system does not tell."""
+    """When this process began, on the clock of `time.perf_counter`; now where the system does not say."""
     now = time.perf_counter()
     with suppress(OSError, ValueError, AttributeError, IndexError):
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""Files of JSON lines, beside the spans: a header that tells whose they are, then a line for each thing.
+"""Files of JSON lines, beside the spans: a header that says whose they are, then a line for each thing.
 
 A line is handed to the system as a whole, so a process that dies leaves at most a part of its last line, which a
 reader leaves out. An error of the file (a full disk) ends the file, never the training.
@@ -35,7 +35,7 @@ class LineFile:
     Args:
         path: The file.
         kind: What it holds, for whoever reads it.
-        header: What else its first line tells.
+        header: What else its first line has.
 
     Raises:
         UsageError: It cannot be written.

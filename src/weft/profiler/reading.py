@@ -36,15 +36,15 @@ def read_run(path: Path) -> Run:
     warnings: list[str] = []
     clocks = Clocks(path)
     names = _files(path)
-    files, told = read_files(path) if any(name.endswith(SUFFIX) for name in names) else ([], [])
-    warnings += told
+    files, damaged = read_files(path) if any(name.endswith(SUFFIX) for name in names) else ([], [])
+    warnings += damaged
     spans = spans_of(files, clocks)
     facts = _facts(path, names, clocks, warnings)
     books = list(_each(path, names, steps_file.SUFFIX, steps_file.read_steps, warnings))
     hosts = list(_each(path, names, samples_file.SUFFIX, samples_file.read_samples, warnings))
     if not (files or facts or books):
-        told = [f"there is none of rank*{SUFFIX} and so on"] if not warnings else warnings
-        raise FormatError(f"{shown_path(path)} holds no recording that can be read: {'; '.join(told)}")
+        reasons = warnings or [f"there is none of rank*{SUFFIX} and so on"]
+        raise FormatError(f"{shown_path(path)} holds no recording that can be read: {'; '.join(reasons)}")
     warnings += [warning for book in books for warning in book.warnings]
     warnings += [warning for host in hosts for warning in host.warnings]
     headers = [file.header for file in files]
@@ -79,7 +79,7 @@ def _files(path: Path) -> list[str]:
 def _each(
     path: Path, names: list[str], suffix: str, read: Callable[[Path], T], warnings: list[str]
 ) -> Iterator[T]:
-    """The content of each file with a suffix; those that cannot be read are told."""
+    """The content of each file with a suffix; those that cannot be read are warnings."""
     for name in names:
         if not name.endswith(suffix):
             continue

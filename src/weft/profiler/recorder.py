@@ -189,7 +189,7 @@ class Recorder:
     def moment(self) -> float | Moment:
         """Now, or when the device will have done what was handed to it so far."""
         if self.device is not None:
-            with suppress(RuntimeError):  # of a device that failed; messages must tell of it
+            with suppress(RuntimeError):  # of a device that failed; messages must report it
                 return self.device.moment()
         return time.perf_counter()
 

@@ -71,7 +71,7 @@ def read_samples(path: Path) -> SamplesFile:
 
 
 def _sample(line: Any) -> Sample | None:
-    """The sample that a line tells of; nothing if it cannot be one."""
+    """The sample in a line; nothing if it cannot be one."""
     if not isinstance(line, list) or len(line) != len(_NAMES):
         return None
     values = dict(zip(_NAMES, line, strict=True))

@@ -1,4 +1,4 @@
-"""Reads the spans of a recording: what is whole becomes a timeline, what is not is told."""
+"""Reads the spans of a recording: what is whole becomes a timeline, what is not a warning."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def read_recording(path: Path) -> Recording:
         warnings += missing_files(path, [file.header for file in files])
     timeline = Timeline(spans_of(files, Clocks(path)))
     if not timeline.spans:
-        told = "".join(f"; {warning}" for warning in warnings)
-        raise FormatError(f"{path} holds no spans: the job ended before its first step did{told}")
+        more = "".join(f"; {warning}" for warning in warnings)
+        raise FormatError(f"{path} holds no spans: the job ended before its first step did{more}")
     return Recording(timeline.shifted(-timeline.start_s), tuple(warnings))
 
 

@@ -177,7 +177,7 @@ def read_steps(path: Path) -> StepsFile:
 
 
 def step_of(line: Any) -> Step | None:
-    """The step that a line tells of; nothing if it cannot be one."""
+    """The step in a line; nothing if it cannot be one."""
     if not isinstance(line, list) or len(line) not in (_VALUES + 1, len(FIELDS)):
         return None
     numbers, values, later = line[:_VALUES], line[_VALUES], line[_VALUES + 1 :]

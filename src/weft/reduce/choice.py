@@ -19,15 +19,14 @@ from weft.transport import segment
 
 ALGORITHMS = ("auto", "direct", "shared", "hierarchical")
 SIZES_BYTES = (64 << 10, 1 << 20, 8 << 20)
-TRACKS = 4
+CHANNELS = 4
 """Enough to keep the wire busy while pieces are summed inside hosts, compressed and handed back; see `benchmarks`."""
 _REPETITIONS = 3
 
 
 def hosts_of(group: dist.ProcessGroup, device: torch.device | None = None) -> list[int]:
     """A number for the host of each rank of a group; alike where ranks can share memory. Every rank calls it."""
-    told = torch.tensor([segment.host_number()], device=device)
-    return gather_rows(told, group).view(-1).tolist()
+    return gather_rows(torch.tensor([segment.host_number()], device=device), group).view(-1).tolist()
 
 
 class BySize:
@@ -104,7 +103,7 @@ def _hierarchical(
     group: dist.ProcessGroup, hosts: Sequence[Hashable], device: torch.device, timeout: timedelta
 ) -> Collective:
     """On GPUs one channel: kernels of several NCCL groups at once may wait for each other's place on the device."""
-    count = TRACKS if device.type == "cpu" else 1
+    count = CHANNELS if device.type == "cpu" else 1
     channels = [Hierarchical.connect(group, hosts, device, timeout) for _ in range(count)]
     return Channels(group, channels) if count > 1 else channels[0]
 

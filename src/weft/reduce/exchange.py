@@ -136,8 +136,8 @@ def subgroup(
 
     Every rank of ``group`` calls it, each with the members (ranks in ``group``, ascending) of its own new group.
     """
-    told = torch.tensor([secrets.randbits(62), secrets.randbits(62)], device=device)
-    agreed = gather_rows(told, group)[0].tolist()
+    own = torch.tensor([secrets.randbits(62), secrets.randbits(62)], device=device)
+    agreed = gather_rows(own, group)[0].tolist()
     name = f"weft/{agreed[0]:x}{agreed[1]:x}/{'-'.join(map(str, members))}"
     store = dist.PrefixStore(name, default_store())
     rank, size = list(members).index(group.rank()), len(members)

@@ -126,7 +126,7 @@ class Hierarchical:
         if len(hosts) != dist.get_world_size(group):
             size = dist.get_world_size(group)
             raise ConfigError(
-                f"{len(hosts)} hosts are told for a group of {size} ranks: tell the host of each rank"
+                f"{len(hosts)} hosts are given for a group of {size} ranks: give the host of each rank"
             )
         rows = grid(hosts)
         rank = group.rank()

@@ -1,4 +1,4 @@
-"""Collectives on tensors that are sharded along a dimension: all-reduce, all-gather, reduce-scatter.
+"""Collectives on tensors that are sharded along a dimension: all-reduce, all-gather, reduce-scatter, all-to-all.
 
 CPU ranks of one host do it through memory that they share, straight from the tensors and into them: parts along an
 inner dimension are rows with gaps between them. Other ranks use the group's own collectives, for which parts are put in
@@ -95,14 +95,23 @@ class ShardCollectives:
         self.memory.scatter_pieces(pieces)
         return part
 
+    @torch.no_grad()
+    def all_to_all(self, sent: torch.Tensor) -> torch.Tensor:
+        """The rows that all ranks have for this one, of a tensor with a row for each rank."""
+        sent = sent.contiguous()
+        received = torch.empty_like(sent)
+        if self.memory is None or not carries(sent):
+            dist.all_to_all_single(_bytes(received), _bytes(sent), group=self.group)
+        else:
+            self.memory.all_to_all(sent, received)
+        return received
+
     def _sum_of_own(self, flat: torch.Tensor, found: torch.Tensor) -> None:
         """Write the sum of the ranks' rows that stand at this rank's place."""
         if flat.is_cuda:
             _scatter(found, flat.view(-1), group=self.group)
             return
-        came = torch.empty_like(flat)  # gloo would add up all rows on each rank
-        dist.all_to_all_single(_bytes(came), _bytes(flat), group=self.group)
-        first, *rest = came.view(self.size, -1)
+        first, *rest = self.all_to_all(flat.view(self.size, -1))  # gloo would add up all rows on each rank
         found.copy_(first)
         for row in rest:
             found += row

@@ -100,6 +100,7 @@ class _Pass:
     first: int
     scatter: bool
     gather: bool
+    received: torch.Tensor | None = None  # (ranks, values): shards of others go there, none is summed
 
     def rounds(self) -> int:
         longest = max(stop - start for start, stop in self.shards)
@@ -162,8 +163,8 @@ class HostMemory:
         own, address = (
             Segment.create(SLOTS * slot_bytes) if segment.available() else (None, (os.getpid(), -1, 0, 0))
         )
-        told = torch.tensor([*address, slot_bytes], dtype=torch.int64)
-        rows = gather_rows(told, group).tolist()
+        described = torch.tensor([*address, slot_bytes], dtype=torch.int64)
+        rows = gather_rows(described, group).tolist()
         segments, fault = [], None
         try:
             for member in members:
@@ -227,7 +228,15 @@ class HostMemory:
         """:meth:`all_gather` of tensors taken as one; see :meth:`scatter_pieces`."""
         self._run(tensors, scatter=False, gather=True)
 
-    def _run(self, tensors: Sequence[torch.Tensor], scatter: bool, gather: bool, scale: float = 1.0) -> None:
+    def all_to_all(self, sent: torch.Tensor, received: torch.Tensor) -> None:
+        """Write the others' rows for this rank into ``received``. Both are (members, values), contiguous."""
+        received[self.rank].copy_(sent[self.rank])
+        self._run([sent.view(-1)], scatter=True, gather=False, received=received)
+
+    def _run(
+        self, tensors: Sequence[torch.Tensor], scatter: bool, gather: bool, scale: float = 1.0,
+        received: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         values = Pieces(tensors)
         if self.size == 1:
             for tensor in values.tensors if scale != 1.0 else ():
@@ -240,7 +249,9 @@ class HostMemory:
             values, width = Pieces(rows), 1
         part = part // width * width
         shards = bounds(values.numel, self.size)
-        run = _Pass(values, scale, shards, part, self._slots(values.dtype), self._rounds, scatter, gather)
+        run = _Pass(
+            values, scale, shards, part, self._slots(values.dtype), self._rounds, scatter, gather, received
+        )
         rounds = run.rounds()
         self._contribute(run, 0)
         for round in range(rounds):
@@ -267,11 +278,11 @@ class HostMemory:
             own[_DTYPE + number % SLOTS] = _DTYPES.index(run.values.dtype)
         for rank in self._others if run.scatter else (self.rank,):
             for piece, place in run.pieces(round, rank):
-                told = run.shared(round, self.rank, place, piece)
+                slot = run.shared(round, self.rank, place, piece)
                 if run.scale == 1.0:
-                    told.copy_(piece)
+                    slot.copy_(piece)
                 else:
-                    torch.mul(piece, run.scale, out=told)
+                    torch.mul(piece, run.scale, out=slot)
         own[_CONTRIBUTED] = number + 1
 
     def _reduce(self, run: _Pass, round: int) -> None:
@@ -279,7 +290,12 @@ class HostMemory:
         self._await(_CONTRIBUTED, number + 1)
         if round == 0:
             self._compare(run)
-        for mine, place in run.pieces(round, self.rank) if run.scatter else ():
+        if run.received is not None:
+            start = round * run.part
+            for rank in self._others:
+                row = run.received[rank, start : start + run.part]
+                row.copy_(run.shared(round, rank, self.rank * run.part, row))
+        for mine, place in run.pieces(round, self.rank) if run.scatter and run.received is None else ():
             if run.gather:
                 parts = [
                     mine if rank == self.rank else run.shared(round, rank, place, mine)

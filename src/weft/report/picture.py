@@ -17,7 +17,7 @@ from weft.report.styles import STYLES
 from weft.timeline import MESSAGES, WORK, Span, Timeline
 
 WIDTH, LEFT, RIGHT = 1200, 80, 100
-TOP, LANE, GAP, BOX = 84, 46, 14, 38
+TOP, LANE_HEIGHT, GAP, BOX = 84, 46, 14, 38
 LOWER, LOWEST = 12, 14
 """How much lower the boxes of a rank's next stage are, and how low boxes may get."""
 ROW = 7
@@ -111,10 +111,10 @@ class _Lanes:
         self.stages = _stages(timeline)
         kinds = {span.kind for span in timeline.spans}
         self.rows = [kind for kind in MESSAGES if kind in kinds]
-        self.height = LANE + ROW * len(self.rows)
+        self.height = LANE_HEIGHT + ROW * len(self.rows)
 
     def draw(self, rank: int, y: int) -> Iterator[Box | Note]:
-        middle = y + LANE / 2 + 5
+        middle = y + LANE_HEIGHT / 2 + 5
         yield Note(12, middle, f"rank {rank}")
         yield Box(LEFT, y, WIDTH - LEFT - RIGHT, self.height, "idle")
         spans = [span for span in self.timeline.of_rank(rank) if span.kind in STYLES]
@@ -126,20 +126,20 @@ class _Lanes:
         x = LEFT + (span.start_s - self.timeline.start_s) * self.scale
         width = max(span.duration_s * self.scale, 0.5)
         if span.kind in self.rows:
-            top, height = y + LANE + ROW * self.rows.index(span.kind) - 2.0, ROW - 1.0
+            top, height = y + LANE_HEIGHT + ROW * self.rows.index(span.kind) - 2.0, ROW - 1.0
         else:
             height = BOX / 2
             if span.kind in WORK:
                 before = self.stages[span.rank].index(span.stage) if span.stage >= 0 else 0
                 height = max(BOX - LOWER * before, LOWEST)
-            top = y + (LANE - height) / 2
-        yield Box(x, top, width, height, span.kind, "#ffffff", told(span))
+            top = y + (LANE_HEIGHT - height) / 2
+        yield Box(x, top, width, height, span.kind, "#ffffff", tooltip(span))
         number = str(span.microbatch)
         if span.kind in WORK and span.microbatch >= 0 and width >= 8 * len(number) + 4:
-            yield Note(x + width / 2, y + LANE // 2 + 4, number, "number", STYLES[span.kind].ink)
+            yield Note(x + width / 2, y + LANE_HEIGHT // 2 + 4, number, "number", STYLES[span.kind].ink)
 
 
-def told(span: Span) -> str:
+def tooltip(span: Span) -> str:
     """The text shown to a pointer that rests on the box."""
     label = f" ({span.label})" if span.label else ""
     parts = [

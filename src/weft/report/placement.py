@@ -12,7 +12,7 @@ from weft.terminal_text import visible
 from weft.units import format_bytes
 
 UNEVEN = 1.25
-"""A partition with more than so many times the mean time is told about, ..."""
+"""A partition with more than so many times the mean time is reported, ..."""
 LEAST_MS = 1.0
 """... if that costs more than this for each microbatch: what takes less is hardly measured."""
 WIDTH = 20
@@ -205,16 +205,16 @@ class Opening:
     Attributes:
         models: The name of each split model, and where its units lie.
         proof: What the first step says of the split beside one process, in words; empty where nothing is split.
-        told: The line has been shown.
+        shown: The line has been printed.
     """
 
     models: list[tuple[str, ModelPlacement]] = field(default_factory=list)
     proof: str = ""
-    told: bool = False
+    shown: bool = False
 
     def add(self, name: str, placement: ModelPlacement) -> None:
         """Note a model that is split into several partitions."""
-        if placement.partitions > 1 and placement.units and not self.told:
+        if placement.partitions > 1 and placement.units and not self.shown:
             self.models.append((name, placement))
 
     def text(self, schedule: str, microbatches: int, ways: Sequence[str] = ()) -> str:

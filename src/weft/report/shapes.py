@@ -25,8 +25,8 @@ class Box(NamedTuple):
     kind: str
     edge: str = ""
     """The colour of its edge, if it has one."""
-    told: str = ""
-    """What is shown to a pointer that rests on it."""
+    tooltip: str = ""
+    """The text shown to a pointer that rests on it."""
 
 
 class Line(NamedTuple):
@@ -107,7 +107,7 @@ def _shape(shape: Box | Line | Note) -> str:
         f'<rect x="{shape.x:.2f}" y="{shape.y:.1f}" width="{shape.width:.2f}" height="{shape.height:.1f}" '
         f'fill="{_fill(shape.kind)}"{edge}'
     )
-    return f"{box}><title>{text(shape.told)}</title></rect>" if shape.told else f"{box}/>"
+    return f"{box}><title>{text(shape.tooltip)}</title></rect>" if shape.tooltip else f"{box}/>"
 
 
 def _fill(kind: str) -> str:

@@ -1,6 +1,6 @@
 """The look of each kind of span, the same in every picture and on the page: a colour and a pattern.
 
-The pattern tells kinds apart without colour (in print, or for who sees few colours). It is drawn once as a
+Kinds differ by pattern, too, without colour (in print, or for who sees few colours). It is drawn once as a
 tile of `TILE` x `TILE` pixels: strokes for SVG and for the browser's canvas, pixels for PNG.
 """
 

@@ -153,7 +153,7 @@ class IOBottleneck(Rule):
 class PreprocessingCompetes(Rule):
     """Do the processes that load and prepare data take the cores that training and sums of gradients need?
 
-    Three things together tell it: processes that the ranks started take at least `loaders` of all cores' time, more
+    Three things together show it: processes that the ranks started take at least `loaders` of all cores' time, more
     threads want to run than there are cores, and the ranks are busy for longer than the processor time they got.
     """
 

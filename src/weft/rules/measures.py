@@ -26,7 +26,7 @@ CLOCKS = 0.1
 LOSSES = 30.0
 """So often a core is lost for each second of work without it where other processes take it."""
 LEAST_LOST = 0.05
-"""The share of work without its core from which it is told."""
+"""The share of work without its core from which it is reported."""
 MOST_SIMULATED = 4096
 """Partitions times microbatches up to which the ideal of a schedule is simulated."""
 
@@ -66,7 +66,7 @@ def of_partition(analysis: Analysis) -> dict[int, list[int]]:
 
 
 def clocks_differ(analysis: Analysis) -> float:
-    """By how many seconds the ranks' clocks may differ, where waits cannot be told from that; 0 if they can."""
+    """By how many seconds the ranks' clocks may differ, where that is as large as waits; else 0."""
     cut, error_s = microbatches(analysis), analysis.run.clock_error_s
     forward_s = mean(each.forward / cut for each in analysis.typical.values())
     return error_s if error_s > CLOCKS * forward_s else 0.0

@@ -29,7 +29,7 @@ from weft.rules.rule import LEAST_GAIN, Finding, Rule
 from weft.units import format_seconds
 
 MOST_LINES = 9
-"""A split that needs more lines is told without them: some of them alone make another one."""
+"""A split that needs more lines is reported without them: some of them alone make another one."""
 
 
 def lighten(analysis: Analysis, partition: int) -> list[str]:
@@ -54,7 +54,8 @@ def lighten(analysis: Analysis, partition: int) -> list[str]:
 def gain_of_lightening(analysis: Analysis) -> float | None:
     """The share of a step that `lighten`'s lines save; nothing if that is not known.
 
-    Where no split is better, cutting modules saves no more than equal partitions would: told if even that is nothing.
+    Where no split is better, cutting modules saves no more than equal partitions would. That is the result if it is
+    hardly anything.
     """
     suggestion, most = analysis.suggestion, analysis.what_if.gain("equal partitions")
     if suggestion is not None and suggestion.moves:
@@ -371,7 +372,7 @@ class TensorParallelExposed(Rule):
         degree = number_of(analysis, "tensor_parallel_degree")
         if degree < 2 and not exposed:
             return self.not_applicable("no weights are cut over ranks")
-        hosts = _hosts_of_one_team(analysis)
+        hosts = _hosts_of_shards(analysis)
         advice = []
         if hosts > 1:
             advice.append(
@@ -394,10 +395,10 @@ class TensorParallelExposed(Rule):
         )
 
 
-def _hosts_of_one_team(analysis: Analysis) -> int:
-    """On how many hosts the ranks are that have one partition of one copy: parts of the same weights."""
-    teams: dict[tuple[int, int], set[str]] = defaultdict(set)
+def _hosts_of_shards(analysis: Analysis) -> int:
+    """The number of hosts over which the shards of one partition of one replica lie."""
+    hosts: dict[tuple[int, int], set[str]] = defaultdict(set)
     for rank in analysis.ranks:
         facts = analysis.facts(rank)
-        teams[facts.rdp_rank, facts.pp_rank].add(facts.host)
-    return max(map(len, teams.values()), default=0)
+        hosts[facts.rdp_rank, facts.pp_rank].add(facts.host)
+    return max(map(len, hosts.values()), default=0)

@@ -68,4 +68,4 @@ RULES: tuple[Rule, ...] = (
     OverallFrameworkMetrics(),
     OverallSystemUsage(),
 )
-"""In the order in which findings of equal weight are told: causes before what they cause."""
+"""In the order in which findings of equal weight are shown: causes before what they cause."""

@@ -53,19 +53,19 @@ class RecordingIncomplete(Rule):
     loses_run = True
 
     def evaluate(self, analysis: Analysis) -> Finding:
-        told = max((facts.ranks for facts in analysis.run.facts.values()), default=0)
+        count = max((facts.ranks for facts in analysis.run.facts.values()), default=0)
         missing = sorted(
-            set(range(told)) - set(analysis.timeline.ranks) if len(analysis.timeline.ranks) else ()
+            set(range(count)) - set(analysis.timeline.ranks) if len(analysis.timeline.ranks) else ()
         )
         faults = list(analysis.run.warnings)
         if missing:
-            faults.insert(0, f"nothing is recorded of rank {listed(missing)}, of {told} ranks")
+            faults.insert(0, f"nothing is recorded of rank {listed(missing)}, of {count} ranks")
         if not faults:
             return self.passed("all ranks are there, and their files are whole")
         say = self.critical if missing and analysis.run.complete else self.warning
         return say(
             faults[0],
-            evidence={"missing ranks": len(missing), "ranks": told}
+            evidence={"missing ranks": len(missing), "ranks": count}
             | {f"fault {number}": text for number, text in enumerate(faults[:20], 1)},
             advice=[
                 "copy the folders of all hosts together before the report: `weft report`",

@@ -25,7 +25,7 @@ class Verdict:
 
     Attributes:
         text: One sentence.
-        status: Of the finding; `PASS` if nothing is wrong, `NOT_ENOUGH_DATA` if no rule could tell.
+        status: Of the finding; `PASS` if nothing is wrong, `NOT_ENOUGH_DATA` if no rule could judge.
         finding: The first cause, if there is one.
         under: All other findings: the consequences of the first one, then the rest, each with what it explains.
     """
@@ -59,9 +59,9 @@ def verdict(findings: Iterable[Finding], rules: Iterable[Rule] = RULES) -> Verdi
     causes = [each for each in explained if each.status in FAULTS and not each.explained_by]
     causes.sort(
         key=lambda cause: min(
-            weight(told)
-            for told, each in zip(found, explained, strict=True)
-            if each is cause or (each.explained_by == cause.rule and told.status in FAULTS)
+            weight(finding)
+            for finding, each in zip(found, explained, strict=True)
+            if each is cause or (each.explained_by == cause.rule and finding.status in FAULTS)
         )
     )
     if not causes:
@@ -133,7 +133,7 @@ def _cause(
 
 
 def _weight_by(rules: Iterable[Rule]) -> Weight:
-    """The key by which findings of these rules are sorted: the smaller, the earlier it is told."""
+    """The key by which findings of these rules are sorted: the smaller, the earlier it is shown."""
     losing = {rule.name for rule in rules if rule.loses_run}
 
     def weight(finding: Finding) -> tuple[bool, bool, float]:
@@ -151,7 +151,7 @@ def _quiet(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _without_cause(findings: list[Finding]) -> Verdict:
-    """Nothing is wrong, as far as rules could tell."""
+    """Nothing is wrong, as far as rules could judge."""
     under = tuple(_quiet(findings))
     asked = [each for each in findings if each.status in (Status.PASS, Status.INFO)]
     failed = [each.rule for each in findings if each.status is Status.ERROR]

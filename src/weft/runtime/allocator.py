@@ -82,7 +82,7 @@ def host_bytes(ranks: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Memory that the process has from the system; 0 where it does not tell."""
+    """Memory that the process has from the system; 0 where it does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that the process had from the system since the last call; 0 where the system does not tell.
+    """The most memory that the process had from the system since the last call; 0 where the system does not say.
 
     Linux counts anew from here on: the peak that other tools read (`VmHWM`) is then that since this call.
     """
@@ -103,7 +103,7 @@ def peak_bytes() -> int:
 
 
 def is_mapped(address: int) -> bool:
-    """True if the memory there is a file's, read when it is needed; False where the system does not tell."""
+    """True if the memory there is a file's, read when it is needed; False where the system does not say."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -31,11 +31,11 @@ PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
 
 @dataclass
 class Hooks:
-    """The calls of a frontend before a microbatch goes on (random states, say), and those told what the rank does.
+    """The calls of a frontend before a microbatch goes on (random states, say), and those that report.
 
     ``note(phase, microbatch, peer)``: what it turns to; ``locate(error)``: an error was raised just now; ``leave()`` is
     called by a thread that worked and gives the turn to another. ``record(kind, microbatch, start_s, end_s, peer,
-    stage)`` is told every span, as far as one is set: work, waits (for ``peer``) and the whole step.
+    stage)`` gets every span, as far as one is set: work, waits (for ``peer``) and the whole step.
     """
 
     resume: Callable[[Microbatch], None] = lambda microbatch: None
@@ -148,7 +148,7 @@ class Executor:
         """The task that runs next: the best one by the list, or the one that another rank has chosen."""
         if self.turns is None or self.turns.leads:
             return self._best()
-        turn = self.turns.told()
+        turn = self.turns.next_turn()
         return None if turn is None else self._find(turn)
 
     def _find(self, turn: Turn) -> Microbatch | tuple[int, int] | None:
@@ -172,16 +172,18 @@ class Executor:
         raise DivergenceError(differing(what, "has nothing left to do there"))
 
     def _settle(self, chosen: Microbatch | tuple[int, int]) -> None:
-        """It has the turn now: tell the ranks that take the same turns."""
+        """It has the turn now: announce it to the ranks that take the same turns."""
         if self.turns is None:
             return
         if not self.turns.leads:
             self.turns.taken()
         elif isinstance(chosen, Microbatch):
-            self.turns.tell(Turn(chosen.index, waited=chosen.waits_for if self.turns.same_samples else ""))
+            self.turns.announce(
+                Turn(chosen.index, waited=chosen.waits_for if self.turns.same_samples else "")
+            )
         else:
             stage, index = chosen
-            self.turns.tell(Turn(index, stage))
+            self.turns.announce(Turn(index, stage))
 
     def _best(self) -> Microbatch | tuple[int, int] | None:
         """Of those that could run, the one whose next action the list names first; (stage, microbatch) for a W."""

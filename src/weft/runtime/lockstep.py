@@ -1,14 +1,13 @@
 """Ranks that hold parts of the same weights run their microbatches in one order: that of the first of them.
 
-Inside of a unit these ranks add up what each has computed, or gather its weights, in plain collectives, which match by
-their order alone.
-Which microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here one chooses as
-ever, and tells the others; these take the same turns, as soon as they can. Nobody waits for ever: what the first rank
-could run the others can run too, when their own messages have come.
+Inside of a unit these ranks all-reduce what each has computed, or gather its weights. Collectives match by their
+order alone. Which microbatch has the turn depends on when messages arrive, so each rank would choose for itself. Here
+one rank chooses as ever, and sends its choice to the others. These take the same turns, as soon as they can. Nobody
+waits for ever: what the first rank could run the others can run too, when their own messages have come.
 
 Ranks with the same samples make the same collectives, and their microbatches wait for the same messages: with each turn
-the first one tells what its microbatch has waited for, and a rank whose own waits for something else says so at once.
-Ranks with other samples may wait for others. There the first one also tells each collective before it: one that is
+the first one sends what its microbatch has waited for, and a rank whose own waits for something else says so at once.
+Ranks with other samples may wait for others. There the first one also announces each collective: a rank that is
 about to make another one says so, instead of waiting for ever.
 """
 
@@ -57,17 +56,17 @@ class LockstepOrder:
         self._channel, self._peers, self._first = channel, peers, first
         self._wait_timeout_s = wait_timeout_s
         self._key = Key(TURN, 0, 0, 0)
-        self._told: str | None = None
+        self._received: str | None = None
 
     def begin(self, step: int) -> None:
         """A step begins; all ranks give it the same number."""
-        self._key, self._told = Key(TURN, step, 0, 0), None
+        self._key, self._received = Key(TURN, step, 0, 0), None
 
-    def tell(self, turn: Turn) -> None:
+    def announce(self, turn: Turn) -> None:
         """The first rank has given the turn away."""
         self._send(f"{turn.microbatch} {turn.stage} {turn.waited}")
 
-    def told(self) -> Turn | None:
+    def next_turn(self) -> Turn | None:
         """The turn that comes next on a rank that follows; None as long as it is not known.
 
         Raises:
@@ -82,8 +81,8 @@ class LockstepOrder:
         return Turn(int(microbatch), int(stage), waited)
 
     def taken(self) -> None:
-        """The turn that was told goes on here, too."""
-        self._told = None
+        """The turn that was received goes on here, too."""
+        self._received = None
 
     def agree(self, what: str) -> None:
         """All these ranks do ``what`` next, the first one and those that follow.
@@ -99,7 +98,7 @@ class LockstepOrder:
         if text != MARK + what:
             first = text.removeprefix(MARK) if text.startswith(MARK) else "is done with its turn"
             raise DivergenceError(differing(first, what))
-        self._told = None
+        self._received = None
 
     def end(self) -> None:
         """All microbatches have run."""
@@ -110,11 +109,11 @@ class LockstepOrder:
             self._channel.send(peer, Message(self._key, text=text))
 
     def _look(self) -> str | None:
-        """The task that the first rank has told next, if that is known."""
-        if self._told is None:
+        """The next message of the first rank, if it has come."""
+        if self._received is None:
             message = self._channel.mailbox.take(self._first, self._key)
-            self._told = None if message is None else message.text or ""
-        return self._told
+            self._received = None if message is None else message.text or ""
+        return self._received
 
     def _await(self) -> str:
         mailbox, began = self._channel.mailbox, time.perf_counter()
@@ -127,7 +126,7 @@ class LockstepOrder:
                 raise mailbox.failure
             if time.perf_counter() - began > self._wait_timeout_s:
                 raise StallError(
-                    f"the first of the ranks that take the same turns has told nothing for {self._wait_timeout_s:g} s. "
+                    f"the first of the ranks that take the same turns has sent nothing for {self._wait_timeout_s:g} s. "
                     'If a rank may take this long, raise "wait_timeout" (seconds).'
                 )
             mailbox.wait(seen, POLL_S)

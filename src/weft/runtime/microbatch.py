@@ -60,7 +60,7 @@ class Worker:
         self.turn.release()
 
     def cpu_s(self) -> float:
-        """Processor time that the thread has taken; 0 where the system does not tell."""
+        """Processor time that the thread has taken; 0 where the system does not say."""
         try:
             return time.clock_gettime(self._clock) if self._clock is not None else 0.0
         except OSError:  # it has ended
@@ -72,7 +72,7 @@ class Worker:
 
 
 class Visits:
-    """The numbers of times that microbatches of one function pass places; the first one that ends tells them."""
+    """The numbers of times that microbatches of one function pass places; the first one that ends sets them."""
 
     def __init__(self) -> None:
         self.new = True
@@ -188,7 +188,7 @@ class Microbatch:
             self.before.overtaken.add(place)
 
     def follow_whole(self) -> None:
-        """Wait until the microbatch before has ended: what is added up from here on is added in order."""
+        """Wait until the microbatch before has ended: sums from here on are made in order."""
         self.follow(END)
 
     def let_go(self) -> None:

@@ -32,7 +32,7 @@ class Kind:
         splits: Whether backward passes are I and W.
         v: Whether a rank's second stage is as far from the end as its first is from the start; else stages go around.
         early: Whether a rank may start one microbatch more than its list holds, while it would wait.
-        measured: Whether the first rank measures what units and messages take, and tells the others the schedule.
+        measured: Whether the first rank measures what units and messages take, and sends the others the schedule.
         timed: Whether the schedule follows from measured times, and so from chance.
     """
 

@@ -1,4 +1,4 @@
-"""Tells a script what the rules find while it runs: at most once a minute, and at the end."""
+"""Hands findings of the rules to a script while it runs: at most once a minute, and at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("weft")
 
 
 def on_finding(call: Callable[[Finding], object]) -> None:
-    """Have ``call`` told of what slows the job down while it runs. Every rank may call this; the first one tells.
+    """Call ``call`` with what slows the job down, while it runs. Every rank may call this; the first one reports.
 
     Once a minute at most, and at the end, the rules are asked about the last steps. ``call`` gets each finding once
     (its `rule`, `status`, `text` and `advice`), and again if it became worse; consequences of others are left out.
@@ -37,16 +37,16 @@ def on_finding(call: Callable[[Finding], object]) -> None:
         )
     if session.rank:
         return
-    session.views.tell_findings(None)
-    session.views.tell_findings(Teller(Path(session.settings.record), call))
+    session.views.report_findings(None)
+    session.views.report_findings(FindingsReporter(Path(session.settings.record), call))
 
 
-class Teller:
+class FindingsReporter:
     """Looks at a recording now and then, in a thread.
 
     Args:
         folder: That of the recording.
-        call: Told of each finding.
+        call: Called with each finding.
         judged: Who asks the rules.
         every_s: Seconds between two looks.
     """
@@ -61,7 +61,7 @@ class Teller:
         self._follower, self._call = Follower(folder), call
         self._judged = judged or Judged(every_s=0.0)
         self._every_s = every_s
-        self._told: dict[str, Status] = {}
+        self._reported: dict[str, Status] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weft-findings", daemon=True)
         self._thread.start()
@@ -77,13 +77,13 @@ class Teller:
             ends = self._stop.wait(self._every_s)
             try:
                 for finding in self._judged.of(self._follower.look()):
-                    self._tell(finding)
+                    self._report(finding)
             except Exception:  # the script's own, or a recording that cannot be
                 _log.warning("on_finding: it failed", exc_info=True)
 
-    def _tell(self, finding: Finding) -> None:
-        before = self._told.get(finding.rule)
+    def _report(self, finding: Finding) -> None:
+        before = self._reported.get(finding.rule)
         worse = before is None or FOUND.index(finding.status) > FOUND.index(before)
         if worse and not finding.explained_by:
-            self._told[finding.rule] = finding.status
+            self._reported[finding.rule] = finding.status
             self._call(finding)

@@ -41,7 +41,7 @@ def leave(session: Session, channels: Sequence[Channel]) -> None:
     if session.executor is not None:
         session.executor.close()
     recording.stop(session, channels[0] if channels else None)
-    session.views.tell_findings(None)
+    session.views.report_findings(None)
     all_finished = session.monitor.finish()
     for channel in channels:
         channel.close()

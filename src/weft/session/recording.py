@@ -1,4 +1,4 @@
-"""Tells the recorder of this rank: the executor's spans, the channel's messages, what happens between steps."""
+"""Passes on to this rank's recorder: the executor's spans, the channel's messages, what happens between steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.errors import UsageError
 from weft.launch.discovery import Place
 from weft.session.session import Session
 from weft.session.state import Process
-from weft.transport.channel import ABORT, BEGIN, KINDS, TELL, WHERE, Channel, Key
+from weft.transport.channel import ABORT, BEGIN, KINDS, SPEC, WHERE, Channel, Key
 from weft.watch.process import host_name
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from weft.profiler.recorder import Recorder
 
 _log = logging.getLogger("weft")
-UNRECORDED = (ABORT, BEGIN, TELL, WHERE)
-"""Messages that are told once for a call, or once for a step: they belong to no microbatch."""
+UNRECORDED = (ABORT, BEGIN, SPEC, WHERE)
+"""Messages that are sent once for a call, or once for a step: they belong to no microbatch."""
 LEAST_S = 100e-6
 """Seconds; a shorter preparation is not recorded."""
 
@@ -52,7 +52,7 @@ def open_recorder(settings: Settings, place: Place) -> Recorder | None:
 def start(
     session: Session, recorder: Recorder | None, channel: Channel | None, process: Process | None = None
 ) -> None:
-    """From now on ``recorder`` is told what this rank does. Ranks in its files are those of the job.
+    """From now on ``recorder`` gets what this rank does. Ranks in its files are those of the job.
 
     ``channel``: that of the pipeline, if there is one. ``process``: as it was, if not given.
     """
@@ -86,7 +86,7 @@ def start(
     if channel is not None:
         channel.record, channel.moment = message, recorder.moment
     process = recorded.process = process or recorded.process
-    tell(session)
+    record_rank(session)
     if process.make_event is not None:
         recorder.use_events(process.make_event, process.captures)
     recorder.undo = [
@@ -112,7 +112,7 @@ def change(session: Session, settings: Settings, channel: Channel | None) -> Non
         recorder.detail = parse_detail(settings.record_steps)
 
 
-def tell(session: Session) -> None:
+def record_rank(session: Session) -> None:
     """Write what this rank is, with the units of its models, once they are split."""
     recorder, recorded, process = session.recorder, session.recorded, session.recorded.process
     if recorder is None:
@@ -139,28 +139,28 @@ def tell(session: Session) -> None:
     write_facts(recorder.folder, recorder.facts, recorder.clock)
 
 
-def tell_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:
-    """A model was split into these units; recordings that begin later tell of them, too.
+def record_units(session: Session, units: Iterable[Unit], measured: bool = False) -> None:
+    """A model was split into these units; recordings that begin later have them, too.
 
     ``measured``: their costs were, here, with a microbatch of this job.
     """
     session.recorded.units += units
-    tell_facts(session, measured_costs=measured)
+    record_facts(session, measured_costs=measured)
 
 
-def tell_plan(session: Session, planned: Planned | None) -> None:
-    """Of a step so much is expected from now on; recordings that begin later tell of it, too."""
+def record_plan(session: Session, planned: Planned | None) -> None:
+    """Of a step so much is expected from now on; recordings that begin later have it, too."""
     session.recorded.planned = planned
-    tell_facts(session)
+    record_facts(session)
 
 
-def tell_facts(session: Session, **found: object) -> None:
+def record_facts(session: Session, **found: object) -> None:
     """Adds facts that a frontend found of the run to the recording, beside its settings: rules read them."""
     session.recorded.found |= found
     try:
-        tell(session)
+        record_rank(session)
     except UsageError as error:  # the recording is the worse for it, the training is not
-        _log.warning("the recording does not tell all of the run: %s", error)
+        _log.warning("the recording does not have all of the run: %s", error)
 
 
 def stop(session: Session, channel: Channel | None) -> None:
@@ -247,7 +247,7 @@ def record_step(session: Session, size: Callable[[], tuple[int, int]]) -> Iterat
 
 @contextmanager
 def record_preparation(session: Session) -> Iterator[None]:
-    """Inside, models are split, steps compared or memory put in order, before a step begins. Moments are not told."""
+    """Inside, models are split, steps compared or memory put in order, before a step. Moments are not recorded."""
     start_s = time.perf_counter()
     if session.recorder is not None:
         session.recorder.open_step()

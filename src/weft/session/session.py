@@ -34,12 +34,12 @@ class Session:
         settings: The settings of the job.
         place: Which process of the job this is.
         mesh: Which ranks lie on which axes.
-        monitor: Who is told what this rank does, and knows what the others do.
+        monitor: Gets what this rank does, and knows what the others do.
         store: The key-value store of the job, that of the frontend's own library.
         groups: ``torch.distributed`` groups by the ranks in them.
         executor: Who runs the microbatches; None without a pipeline.
         recorder: This rank's recording, if one is written.
-        recorded: What each recording of this process tells.
+        recorded: Facts for each recording of this process.
         saves: The saves of this process, once there was one.
         views: Where people see the job while it runs.
         decided: What was decided here, as the settings leave it open.

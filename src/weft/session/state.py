@@ -40,14 +40,14 @@ class Values(Closable, Protocol):
 
 
 class StepWatch(Protocol):
-    """Who is told what each step took."""
+    """Called with what each step took."""
 
     def add(self, session: Any, step_s: float, microbatches: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Process:
-    """The facts of this process that a recording tells beside what the session knows.
+    """The facts of this process that a recording has beside what the session knows.
 
     Attributes:
         device: Where its part of the model lies.
@@ -138,7 +138,7 @@ class Views:
         opening: The line after the first step.
         progress: The line of progress, on the rank that shows it.
         values: Where logged values go, on the rank that writes them.
-        findings: Who tells the script what the rules find.
+        findings: Reports findings of the rules to the script.
     """
 
     opening: Opening = field(default_factory=Opening)
@@ -147,13 +147,13 @@ class Views:
     findings: Closable | None = None
 
     def close(self) -> None:
-        """No more is shown, or logged; findings are still told."""
+        """No more is shown, or logged; findings are still reported."""
         for each in (self.progress, self.values):
             if each is not None:
                 each.close()
 
-    def tell_findings(self, findings: Closable | None) -> None:
-        """Have the script told of findings by these from now on; those before have a last look."""
+    def report_findings(self, findings: Closable | None) -> None:
+        """Report findings by these from now on; those before have a last look."""
         if self.findings is not None:
             self.findings.close()
         self.findings = findings

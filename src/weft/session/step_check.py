@@ -1,4 +1,4 @@
-"""Ranks of a pipeline tell each other at the beginning of a step what they were called with.
+"""Ranks of a pipeline compare at the beginning of a step what they were called with.
 
 They look at it when they have nothing else to do, so that it costs no time, and before they could wait for ever.
 """
@@ -35,24 +35,26 @@ def advice_for(calls: Iterable[str]) -> str:
     return STEP_ADVICE if len(steps) > 1 else ADVICE
 
 
-def differing(told: Mapping[int, Mapping[str, str]]) -> str:
+def differing(settings_by_rank: Mapping[int, Mapping[str, str]]) -> str:
     """In words, where ranks differ in what all must have alike, such as rates, and what to do; empty if they do not.
 
     Names that only some ranks have do not count: an object that nobody uses any more lives on in some processes.
     """
-    common = set[str].intersection(*map(set, told.values()))
-    shared = {rank: {name: each[name] for name in each if name in common} for rank, each in told.items()}
+    common = set[str].intersection(*map(set, settings_by_rank.values()))
+    shared = {
+        rank: {name: each[name] for name in each if name in common} for rank, each in settings_by_rank.items()
+    }
     difference = first_difference(shared).partition(": ")[2]
     return f"the ranks were set differently: {difference}{SETTINGS_ADVICE}" if difference else ""
 
 
-def refuse_differing(step: int, told: Mapping[int, Mapping[str, str]]) -> None:
+def refuse_differing(step: int, settings_by_rank: Mapping[int, Mapping[str, str]]) -> None:
     """Compare what ranks have that all must have alike.
 
     Raises:
         DivergenceError: Values differ; the text names the first difference.
     """
-    difference = differing(told)
+    difference = differing(settings_by_rank)
     if difference:
         raise DivergenceError(f"in step {step} {difference}")
 
@@ -69,7 +71,7 @@ class StepCheck:
         call: What this rank was called with, as JSON.
         timeout_s: How long this rank waits for the first one.
         settings: What this rank has that all must have alike, as JSON.
-        waiting: The peers that have not told yet.
+        waiting: The peers whose message has not come yet.
     """
 
     channel: Channel
@@ -82,10 +84,10 @@ class StepCheck:
     waiting: list[int] = field(default_factory=list)
 
     def begin(self, own: Any) -> Any:
-        """The decision of the pipeline's first rank, ``own`` (JSON) there. The peers are told what this rank was
-        called with.
+        """The decision of the pipeline's first rank, on every rank.
 
-        The others wait for the first rank: they could not run before it has begun anyway.
+        Sends the peers what this rank was called with. ``own``: the decision (JSON), on the first rank. The
+        others wait for the first rank: they could not run before it has begun anyway.
         """
         self.waiting = [peer for peer in range(len(self.ranks)) if peer != self.me]
         text = json.dumps([own, self.call, self.settings])
@@ -96,7 +98,7 @@ class StepCheck:
         return self._receive(0)
 
     def wait_for_all(self) -> None:
-        """Wait until every peer has told, and compare.
+        """Wait for the message of every peer, and compare.
 
         Raises:
             DivergenceError: A peer was called with something else.
@@ -111,13 +113,13 @@ class StepCheck:
             f"{self.timeout_s:g} s: does it call the step less often, or wait in a collective of its own?",
         )  # fmt: skip
         self.waiting.remove(peer)
-        theirs, *told = json.loads(message.text or "")
-        self._compare(peer, *told)
+        theirs, call, settings = json.loads(message.text or "")
+        self._compare(peer, call, settings)
         return theirs
 
     @property
     def key(self) -> Key:
-        """The key of the messages that tell of this step."""
+        """The key of the messages at the beginning of this step."""
         return Key(BEGIN, self.step, 0, 0)
 
     def look(self) -> None:
@@ -135,8 +137,8 @@ class StepCheck:
     def _compare(self, peer: int, call: str, settings: str) -> None:
         mine, other = self.ranks[self.me], self.ranks[peer]
         if settings != self.settings:
-            told = {mine: json.loads(self.settings), other: json.loads(settings)}
-            refuse_differing(self.step, dict(sorted(told.items())))
+            both = {mine: json.loads(self.settings), other: json.loads(settings)}
+            refuse_differing(self.step, dict(sorted(both.items())))
         if call == self.call:
             return
         pair = dict(sorted({mine: {"input": self.call}, other: {"input": call}}.items()))

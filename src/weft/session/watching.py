@@ -32,9 +32,9 @@ def show_opening(session: Session, microbatches: int) -> None:
     ``microbatches``: into how many the step was cut.
     """
     opening = session.views.opening
-    if opening.told:
+    if opening.shown:
         return
-    opening.told = True
+    opening.shown = True
     quiet = "off" in (os.environ.get(VARIABLE), os.environ.get(OPENING))
     if session.rank or session.place.world_size == 1 or quiet:
         return
@@ -59,7 +59,7 @@ def describe_layout(session: Session, microbatches: int) -> tuple[str, int, list
 def progress(iterable: Iterable[_Item] | None = None, *, total: int | None = None) -> Iterable[_Item]:
     """The same items, while the first rank shows how far the loop is, how fast, and who waits.
 
-    ``total``: how many items there are, where the iterable does not say. Without an iterable this only tells the line
+    ``total``: how many items there are, where the iterable does not say. Without an iterable this only gives the line
     how many steps come. Under ``weft run --quiet`` nothing is shown.
 
     >>> list(progress([1, 2, 3]))

@@ -44,7 +44,7 @@ class MiniBatch:
         paths: The names of the tensors, as messages have them.
         uneven: Whether sizes of microbatches may differ by one.
         signature: What the tensors may be like, where that is said; sizes that it leaves open may change.
-        size: How many samples; None if nothing is cut, or if no tensor tells that before the step runs.
+        size: How many samples; None if nothing is cut, or if no tensor shows that before the step runs.
         masks: The numbers of the leaves that have a mask of Keras, with those of the masks, which stand behind all.
     """
 
@@ -308,7 +308,7 @@ class _Arguments:
 def _size(
     sizes: Sequence[tuple[str, int | None, list[int | None]]], cut: Cut, microbatches: int
 ) -> tuple[int | None, list[str]]:
-    """The number of samples, if any tensor tells that, and why they cannot be cut."""
+    """The number of samples, if any tensor shows that, and why they cannot be cut."""
     size = next((each for _, each, _ in sizes if each is not None), None)
     if faults := find_different(sizes):
         return size, faults

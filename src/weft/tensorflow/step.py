@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from weft.errors import UsageError
 from weft.session.cut import Cut
-from weft.session.recording import record_preparation, tell_units
+from weft.session.recording import record_preparation, record_units
 from weft.tensorflow import private
 from weft.tensorflow.delayed_parameters import make_values
 from weft.tensorflow.execution.compile import Compiled, compile_phases, compile_step
@@ -23,7 +23,7 @@ from weft.tensorflow.output import Means, StepOutput
 from weft.tensorflow.replicas.average import average, broadcast_from_first
 from weft.tensorflow.replicas.weights import Weights
 from weft.tensorflow.session.session import Session, free_others, session
-from weft.tensorflow.split.alike import reasons_to_tell, twins_of, with_twins
+from weft.tensorflow.split.alike import differing_twins, twins_of, with_twins
 from weft.tensorflow.split.phases import EVERYWHERE
 from weft.tensorflow.trace import capture
 from weft.tensorflow.trace.denominators import NOTHING, watch_losses, weights_of
@@ -124,7 +124,7 @@ class Step:
             known = {
                 unit.name for unit in joined.recorded.units
             }  # of models that an earlier step has called, too
-            tell_units(joined, [unit for unit in compiled.described() if unit.name not in known])
+            record_units(joined, [unit for unit in compiled.described() if unit.name not in known])
         self._models |= {id(model): model for model, _, _ in compiled.capture.marks.models}
         used = {private.key_of(handle) for handle in compiled.capture.variables}
         for model in joined.models:
@@ -190,7 +190,7 @@ class Step:
         shares = batch.shares(tensors)
         if not private.is_building_function():
             messages.open()
-            results = self._together(batch, key, tensors)
+            results = self._one_function(batch, key, tensors)
             messages.close(key not in self._training, tensors)
         elif private.wants_xla():
             results = self._inside(batch, key, tensors)
@@ -206,10 +206,10 @@ class Step:
 
     def _inside(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """The results of the microbatches, in a graph that is being traced."""
-        together = self._together if self.jit_compile else self._microbatches
-        return together(batch, key, tensors)
+        run = self._one_function if self.jit_compile else self._microbatches
+        return run(batch, key, tensors)
 
-    def _together(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
+    def _one_function(self, batch: MiniBatch, key: Any, tensors: list[Any]) -> list[Any]:
         """The results of the microbatches, from a function that holds all of them."""
         if key not in self._functions:
             self._functions[key] = tf.function(
@@ -299,7 +299,7 @@ def _collect(shares: list[Any], results: list[Any], returned: list[Returned]) ->
 
 
 def _finish_models(joined: Session, compiled: Compiled) -> None:
-    """Tell the models that the step has called where their variables are; all replicas begin with the same values."""
+    """Give the models of the step the places of their variables; all replicas begin with the same values."""
     used = list({id(model): model for model, _, _ in compiled.capture.marks.models}.values())
     new = [model for model in used if model.placement is None]
     owners = with_twins(compiled.owners, joined.models if joined.settings.auto_partition else ())
@@ -310,7 +310,7 @@ def _finish_models(joined: Session, compiled: Compiled) -> None:
     if joined.settings.partitions > 1:
         free_others(known)
         if new and joined.rank == 0:
-            for reason in reasons_to_tell(joined.models, new):
+            for reason in differing_twins(joined.models, new):
                 log.warning("%s", reason)
     if new and compiled.placement is not None:
         names = " and ".join(type(model).__name__ for model in new)

@@ -205,7 +205,7 @@ class Training(Mixin):
         return tf.nest.map_structure(lambda each: each.merge(), self._step("predict", x))
 
     def _step(self, name: str, *arguments: Any) -> Any:
-        """The result of a step; where its microbatches cannot be added up to its batch, that is one microbatch."""
+        """The result of a step; where its microbatches cannot be summed to its batch, that is one microbatch."""
         try:
             return self._weft_steps[name](*arguments)
         except SeveralDenominators as reason:

@@ -138,7 +138,7 @@ class Cluster:
         return host
 
     def link(self, sender: int, receiver: int) -> Link:
-        """The link from `sender` to `receiver`; a name tells shared links apart."""
+        """The link from `sender` to `receiver`; shared links have different names."""
         here, there = self.host_of(sender), self.host_of(receiver)
         kind, link = ("intra-host", self.intra_host) if here == there else ("inter-host", self.inter_host)
         return replace(link, name=f"host {here} {kind}")

@@ -33,7 +33,7 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, device: str | None = None, *args: Any, **kwargs: Any) -> None:
         session = current.session()
         super().__init__(device or session.device.type, *args, **kwargs)
-        self._told = 0.0
+        self._last_read = 0.0
         self._known: tuple[Tensor, int] | None = None
         """The scale, and how often it was written, when all that was written since was by ``update()``."""
         session.agreement.add_scaler(self)
@@ -52,8 +52,8 @@ class GradScaler(torch.amp.GradScaler):
         if self._scale is None:
             return self.get_scale()
         if not self._is_known():
-            self._told, self._known = self.get_scale(), (self._scale, version(self._scale))
-        return self._told
+            self._last_read, self._known = self.get_scale(), (self._scale, version(self._scale))
+        return self._last_read
 
     def _is_known(self) -> bool:
         return (

@@ -98,11 +98,11 @@ def clip_along(
     if parameters:
         assert parameters[0].grad is not None
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(parameters[0].grad.device))
-    _tell(total)
+    _record_norm(total)
     return total
 
 
-def _tell(norm: Any) -> None:
+def _record_norm(norm: Any) -> None:
     """Record a norm that is there; one on a GPU would have to be waited for."""
     session = current.session() if current.is_initialized() else None
     if (
@@ -197,7 +197,7 @@ def _clip(
     if owners or _is_mixed(given):  # all here: PyTorch's function would ask for the norm of all ranks
         return clip_along(None, given, max_norm, norm_type, error_if_nonfinite)
     norm = _Torch.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-    _tell(norm)
+    _record_norm(norm)
     return norm
 
 

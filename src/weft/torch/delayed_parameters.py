@@ -78,7 +78,7 @@ class Recipes:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.entries: list[tuple[Any, Any, Any, list[tuple[Tensor, int]]]] = []
+        self.entries: list[tuple[Any, Any, Any, list[tuple[Tensor, int]], torch.dtype]] = []
         self.by_storage: dict[int, list[int]] = {}
         self.storages: list[Any] = []
 
@@ -94,7 +94,7 @@ class Recipes:
             read.append((tensor, version(tensor)))
             return tensor
 
-        self.entries.append((func, *map_tensors((args, kwargs), kept), read))
+        self.entries.append((func, *map_tensors((args, kwargs), kept), read, torch.get_default_dtype()))
         for tensor in touched:
             storage = tensor.untyped_storage()
             if storage_key(tensor) not in self.by_storage:
@@ -117,14 +117,14 @@ class Recipes:
             return _view_of(made[key], tensor)
 
         for number in self.by_storage.get(storage, ()):
-            func, args, kwargs, read = self.entries[number]
+            func, args, kwargs, read, default = self.entries[number]
             if any(version(tensor) != before for tensor, before in read):
                 raise UsageError(
                     "a tensor from which a delayed parameter takes its values was written to afterwards; they are read "
                     "when the first step splits the model: copy from a clone that nobody changes"
                 )
             kwargs = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
-            with torch.no_grad(), streams.own(mix(self.seed, number), TORCH):
+            with torch.no_grad(), streams.own(mix(self.seed, number), TORCH), _default_dtype(default):
                 new_args, new_kwargs = map_tensors((args, kwargs), real)
                 result = func(*new_args, **new_kwargs)
             if storage not in made:
@@ -134,6 +134,17 @@ class Recipes:
                 "a parameter on the meta device has no recorded values: build the model inside "
                 "weft.delay_param_initialization(), not under torch.device('meta')"
             )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, tensors of floating-point numbers are made of that type where nobody names one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _Record(TorchDispatchMode):

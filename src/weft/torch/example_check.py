@@ -67,7 +67,7 @@ def check_batch(example: Example, microbatches: int, line: int) -> Iterator[Find
 
 
 UNEVEN = 1.1
-"""From so many even shares on a unit that cannot be cut is told of: times are measured, and never quite alike."""
+"""From so many even shares on a unit that cannot be cut is reported: times are measured, and never quite alike."""
 
 
 def check_shared(model: nn.Module, partitions: int, line: int) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ def is_of_keras(module: Any) -> bool:
 
 @contextmanager
 def layers_evaluate() -> Iterator[None]:
-    """Inside, layers of Keras that are told to train do not, as modules in evaluation mode."""
+    """Inside, layers of Keras that are asked to train do not, as modules in evaluation mode."""
     keras = sys.modules.get("keras")
     if keras is None:
         yield

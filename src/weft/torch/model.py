@@ -539,7 +539,7 @@ class DistributedModel(nn.Module):
         """``hook(state, bucket)`` replaces the averaging of dense gradients, as in PyTorch's DDP.
 
         The bucket has the interface of ``torch.distributed.GradBucket``; the hook returns a future of its flat tensor.
-        It divides by the replicas itself, and by the microbatches: their gradients are added up.
+        It divides by the replicas itself, and by the microbatches: their gradients are summed.
         """
         if self._comm_hook is not None:
             raise UsageError("the model has a communication hook already; a model takes one")
@@ -638,10 +638,10 @@ class DistributedModel(nn.Module):
             for name, target in own.items():
                 if name in content and isinstance(target, Tensor) and self.is_local(name):
                     target.copy_(like(content[name], target))
-        told = nn.Module().load_state_dict({})
-        told.missing_keys.extend(missing)
-        told.unexpected_keys.extend(unexpected)
-        return told
+        keys = nn.Module().load_state_dict({})
+        keys.missing_keys.extend(missing)
+        keys.unexpected_keys.extend(unexpected)
+        return keys
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """PyTorch's: a module that has this one as a child loads its state."""

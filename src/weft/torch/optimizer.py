@@ -492,7 +492,7 @@ def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
 
 
 def warn_of_plain_optimizers() -> None:
-    """Tell scripts that forgot the wrapper when an optimizer first steps on a split model, or that forgot the backward
+    """Warn scripts that forgot the wrapper when an optimizer first steps on a split model, or that forgot the backward
     pass, and refuse optimizers that step inside of a step; for the whole process."""
     seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
     idle: weakref.WeakSet[Optimizer] = weakref.WeakSet()

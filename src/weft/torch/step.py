@@ -63,7 +63,7 @@ class Step:
         self.weight = weight
         self.name = getattr(function, "__qualname__", type(function).__name__)  # a model has none
         self.rows = Rows(self.name, self)
-        self._trains = self._ran = self._told = False
+        self._trains = self._ran = self._warned = False
         self.cut = cut
         self.detach_outputs = detach_outputs
         self._orders: dict[Any, Order] = {}
@@ -90,8 +90,8 @@ class Step:
             try:
                 collected = self._run(session, batch)
             except RuntimeError as error:
-                if told := told_of_devices(error, batch, session.device):
-                    raise UsageError(told) from error
+                if text := told_of_devices(error, batch, session.device):
+                    raise UsageError(text) from error
                 raise
         if self._trains:
             session.went_backward = True
@@ -103,9 +103,9 @@ class Step:
         batch = prepare(self.function, args, kwargs, cut, _count(session))
         if session.settings.inputs in ("equal", "per_rank") or session.position("pp") == 0:
             refuse_elsewhere(batch, session.device)
-        if batch.told and not self._told and session.rank == 0:
+        if batch.told and not self._warned and session.rank == 0:
             log.warning("%s: %s", self.rows.title, batch.told)
-        self._told |= bool(batch.told)
+        self._warned |= bool(batch.told)
         return batch
 
     def _run(self, session: Session, batch: MiniBatch) -> Any:
@@ -194,7 +194,7 @@ class Step:
         return results
 
     def _conclude(self, session: Session, batch: MiniBatch) -> None:
-        """The step is told and compared, and the script's hooks run."""
+        """The step is announced and compared, and the script's hooks run."""
         settle()
         show_opening(session, batch.microbatches)
         self._ran = True
@@ -243,7 +243,7 @@ class Step:
         return self._prepare(session, batch.args, batch.kwargs)
 
     def _evaluates(self, session: Session) -> bool:
-        """True if this call has no backward pass, as far as that can be told before it runs."""
+        """True if this call has no backward pass, as far as that is known before it runs."""
         if self._trains or not torch.is_grad_enabled():
             return not torch.is_grad_enabled()
         return self._ran or not any(model.training for model in session.models)
@@ -336,7 +336,7 @@ def _not_split(session: Session) -> list[DistributedModel]:
 
 
 def _may_train(session: Session) -> bool:
-    """True if a step may have a backward pass, as far as can be told before it runs."""
+    """True if a step may have a backward pass, as far as is known before it runs."""
     return torch.is_grad_enabled() and any(model.training for model in session.models)
 
 

@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 VERSION_BIT, PASS_BIT = 32, 52
-VALUE, GRADIENT, TELL, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS, WHERE, TURN = range(11)
+VALUE, GRADIENT, SPEC, SHAPES, READ, OUTPUT, BEGIN, ABORT, STATISTICS, WHERE, TURN = range(11)
 KINDS = (
     "value",
     "gradient",
@@ -84,7 +84,7 @@ class Message:
 class Channel(Protocol):
     """Sends never block the caller; what arrives stands in ``mailbox``.
 
-    ``stream``: where what arrives will be used, on a GPU. ``record(kind, peer, key, start_s, end_s)`` is told of every
+    ``stream``: where what arrives will be used, on a GPU. ``record(kind, peer, key, start_s, end_s)`` gets every
     message that has left ("send") or arrived ("recv"), if one is set. ``moment`` says when it is; on a GPU, when the
     work behind a message will be done.
     """
@@ -101,7 +101,7 @@ class Channel(Protocol):
         """Return when everything sent so far has left this rank."""
 
     def abort(self, text: str) -> None:
-        """Tell every peer that this rank failed, and why; their waits end with it."""
+        """Send every peer that this rank failed, and why; their waits end with it."""
 
     def join(self, timeout_s: float = 5.0) -> None:
         """Wait for the threads to end, after every rank called :meth:`close`."""
@@ -143,12 +143,12 @@ class Mailbox:
         return (peer, key) in self._messages
 
     def take(self, peer: int, key: Key) -> Message | None:
-        """The oldest message of this key, or ``None`` when there is none yet. A TELL stays for others to read."""
+        """The oldest message of this key, or ``None`` when there is none yet. A SPEC stays for others to read."""
         with self._changed:
             queue = self._messages.get((peer, key))
             if queue is None:
                 return None
-            if key.kind == TELL:
+            if key.kind == SPEC:
                 return queue[-1]
             message = queue.popleft()
             if not queue:
@@ -188,7 +188,7 @@ class Mailbox:
             stale = [
                 at
                 for at in self._messages
-                if at[1].step < (before_generation if at[1].kind == TELL else before_step)
+                if at[1].step < (before_generation if at[1].kind == SPEC else before_step)
             ]
             for at in stale:
                 del self._messages[at]

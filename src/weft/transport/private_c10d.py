@@ -107,7 +107,7 @@ def use_backend(group: Any, device: torch.device, kind: Any, backend: Any) -> No
 def number_operations(backend: Any) -> None:
     """Let the backend count its operations, as ``init_process_group`` does for PyTorch's own.
 
-    From 2.15 on PyTorch counts without being told, and warns of who tells it.
+    From 2.15 on PyTorch counts by itself, and warns of who asks for it.
     """
     if not _counts_itself:
         backend._set_sequence_number_for_group()

@@ -1,7 +1,7 @@
 """Memory through which CPU ranks of one host hand each other payloads: a ring for each direction of each pair.
 
 The sender copies a payload into its ring and says in the message's header where it stands; the receiver copies it out
-when the header comes, and tells by a counter up to where it has read. So headers keep the order, and whoever waits,
+when the header comes, and a counter says up to where it has read. So headers keep the order, and whoever waits,
 waits for a header, which comes through a pipe: nobody watches the memory. Where a ring has no room, the payload goes
 another way, and no send ever waits for its receiver.
 

@@ -29,7 +29,7 @@ _NONCE_AT = HEADER_BYTES - NONCE_BYTES
 def available() -> bool:
     """True if this system can share memory in this way.
 
-    A counter tells that data written before it is there: so stores have to be seen in order, as on x86.
+    A counter says that data written before it is there: so stores have to be seen in order, as on x86.
     """
     return hasattr(os, "memfd_create") and platform.machine() == "x86_64"
 
@@ -97,7 +97,7 @@ class Segment:
         except OSError as error:
             raise TransportError(
                 f"the memory of process {pid} cannot be mapped by process {os.getpid()} ({error}): ranks that share "
-                'memory need one host, one user and one /proc; choose the algorithm "direct" or tell which ranks '
+                'memory need one host, one user and one /proc; choose the algorithm "direct" or give which ranks '
                 "share a host"
             ) from error
 

@@ -72,7 +72,7 @@ class TorchChannel:
     ``rings``: memory and pipes to ranks of the same host, for CPU ranks; the channel closes them.
     ``ranks``: the job's ranks of the group's members, as errors name them; PyTorch knows them for its own groups.
     ``stream``: where what arrives will be used, on a GPU.
-    ``record(kind, peer, key, start_s, end_s)``, if one is set, is told of every message that has left ("send") or
+    ``record(kind, peer, key, start_s, end_s)``, if one is set, gets every message that has left ("send") or
     arrived ("recv", from its header on), on this channel's threads.
     """
 
@@ -312,7 +312,7 @@ class TorchChannel:
             event.wait()
 
     def abort(self, text: str) -> None:
-        """Tell every peer that this rank failed, with the cause; their waits end with it."""
+        """Send every peer that this rank failed, with the cause; their waits end with it."""
         for peer in range(len(self._sent)):
             if peer != self.rank:
                 try:

@@ -185,11 +185,11 @@ def why(code: int, output: Path) -> str:
             or any(sign in line for line in lines for sign in NO_MEMORY)
         ):
             return "out of memory"
-        told = [line for line in lines if line.startswith("weft") and ": " in line] or [
+        errors = [line for line in lines if line.startswith("weft") and ": " in line] or [
             line for line in lines if line.strip()
         ]
-        if told and code:
-            return visible(told[0])[:300]
+        if errors and code:
+            return visible(errors[0])[:300]
     return (
         f"exit code {code}"
         if code

@@ -1,5 +1,4 @@
-"""The status that a rank under `weft run` tells its launcher while it is not under watch: before `weft.init`, after
-its end."""
+"""The status that a rank under `weft run` reports to its launcher before `weft.init`, and after its end."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Board(ABC):
     reports_itself = True
     """A failure is printed by the rank; otherwise the launcher prints it."""
     course: Course
-    """What `weft run` and the ranks tell each other of the job; nobody else reads it where there is no `weft run`."""
+    """The state that `weft run` and the ranks share; without `weft run` nobody reads it."""
 
     @abstractmethod
     def beat(self) -> Verdict | None:
@@ -257,10 +257,10 @@ class Stored(Board):
 
         A victim may have lost it to another victim, and so on.
         """
-        told, passed, peer = {each.rank: each for each in self.failures()}, {victim.rank}, victim.peer
-        while peer in told and peer not in passed:
+        failed, passed, peer = {each.rank: each for each in self.failures()}, {victim.rank}, victim.peer
+        while peer in failed and peer not in passed:
             passed.add(peer)
-            peer = told[peer].peer
+            peer = failed[peer].peer
         if peer is None or peer in passed:
             return None
         sign = self._last_sign(peer)
@@ -276,14 +276,14 @@ class Stored(Board):
         return self._seen.get(rank, Sign())
 
     def blame(self, text: str) -> None:
-        """Rank 0 ends, and tells the others whom it blames."""
+        """Rank 0 ends, and leaves the cause to the others."""
         with suppress(RuntimeError):
             self._store.set("blamed", text)
             self._store.add("ending", 1)
 
     @property
     def blamed(self) -> str:
-        """The cause that rank 0 told before it ended; empty if none, or if its store does not answer any more."""
+        """The cause that rank 0 left before it ended; empty if none, or if its store does not answer any more."""
         with suppress(RuntimeError):
             if self._error is None and self._store.check(["blamed"]):
                 return visible(bytes(self._store.get("blamed")).decode(errors="replace"))

@@ -4,7 +4,8 @@ A failure of one rank breaks the connections of all others. A rank that only los
 victim: it is not blamed as long as somebody else can be.
 
 Some exceptions say in a roundabout way why: a worker of a DataLoader hands its exception on as a text with its whole
-traceback, of which the reason is the last line. One that is killed is told in whatever line the rank happens to be.
+traceback, of which the reason is the last line. If a worker is killed, the error is
+raised in whatever line the rank happens to be.
 """
 
 from __future__ import annotations
@@ -91,20 +92,20 @@ def reason_of(error: BaseException) -> Reason:
     return Reason(kind, text)
 
 
-def _handed_on(kind: str, where: str, told: str) -> Reason:
+def _handed_on(kind: str, where: str, text: str) -> Reason:
     """The exception of another process, or thread, from the text of its traceback."""
-    frames = list(_FRAME.finditer(told))
-    rest = told[frames[-1].end() if frames else told.find("\n") :]
+    frames = list(_FRAME.finditer(text))
+    rest = text[frames[-1].end() if frames else text.find("\n") :]
     lines = rest.splitlines()
     while lines and (not lines[0] or lines[0][0] == " "):
         del lines[0]
-    text = re.sub(r"^[\w.]+(?:: |$)", "", " ".join(lines))
+    message = re.sub(r"^[\w.]+(?:: |$)", "", " ".join(lines))
     own = [found for found in frames if is_own(found[1])]
     line = ""
     if own:
         file, number, name, code = own[-1].groups()
         line = one_line(traceback.FrameSummary(file, int(number), name, lookup_line=False, line=code or ""))
-    return Reason(kind, f"{text} ({where})" if text else f"({where})", line)
+    return Reason(kind, f"{message} ({where})" if message else f"({where})", line)
 
 
 def _meanwhile(error: BaseException) -> str:
@@ -218,7 +219,7 @@ def _divided(error: BaseException) -> list[str]:
     ):
         with suppress(FormatError):
             text = read_text(Path(name), LIMIT_BYTES)
-            found += [f"{name}, line {line}: {told}" for line, told in explained(text, ranks, batch)]
+            found += [f"{name}, line {line}: {reason}" for line, reason in explained(text, ranks, batch)]
     return found[:_MOST_LINES]
 
 

@@ -36,27 +36,27 @@ def own_traceback(error: BaseException, says_all: bool) -> str:
     ``says_all``: the message says what is wrong with the script. Then the traceback ends with the script's own line,
     and is empty if it would have only that.
     """
-    told = traceback.TracebackException.from_exception(error)
+    shown = traceback.TracebackException.from_exception(error)
     if os.environ.get(WHOLE):
-        return "".join(told.format())
+        return "".join(shown.format())
     left_out = False
-    for each, outer in _chain(told, says_all):
+    for each, outer in _chain(shown, says_all):
         kept = _kept(each.stack, outer)
         left_out |= len(kept) < len(each.stack)
         each.stack = traceback.StackSummary.from_list(kept)
     note = f"weft's own lines are left out; {WHOLE}=1 shows them\n" if left_out else ""
-    if says_all and left_out and told.__cause__ is None and told.__context__ is None:
-        frames = told.stack.format() if len(told.stack) > 1 else []
+    if says_all and left_out and shown.__cause__ is None and shown.__context__ is None:
+        frames = shown.stack.format() if len(shown.stack) > 1 else []
         return "".join(["Traceback (most recent call last):\n", *frames]) * bool(frames) + note
-    return "".join(told.format()) + note
+    return "".join(shown.format()) + note
 
 
 def _chain(
-    told: traceback.TracebackException, says_all: bool
+    shown: traceback.TracebackException, says_all: bool
 ) -> Iterator[tuple[traceback.TracebackException, bool]]:
     """An exception and those behind it, and whether the message of each says what is wrong."""
-    yield told, says_all
-    for behind in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+    yield shown, says_all
+    for behind in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
         if behind is not None:
             yield from _chain(behind, False)
 

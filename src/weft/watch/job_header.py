@@ -1,6 +1,6 @@
 """The launcher's and the ranks' messages about the job as a whole, in the header of the ranks' page.
 
-asked     the launcher was told to end, and wants the ranks to save before that
+asked     the launcher was asked to end, and wants the ranks to save before that
 heeded    they will: they look at `asked` where a step ends
 saves     how many checkpoints have appeared
 """

@@ -28,7 +28,7 @@ from weft.watch.before_init import leave_interrupts
 from weft.watch.before_init import report as report_early
 from weft.watch.board import Board, Launched, Stored
 from weft.watch.failure import Failure, chain, root_cause
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.files.operation import Look
 from weft.watch.heartbeat import Page, Sign, State
 from weft.watch.judge import RETURN_SECONDS, Handler, Verdict
@@ -84,7 +84,7 @@ class Monitor:
         self._judged = False
         self._handler, self._handling = Handler(place.rank), False
         self._pace = Pace()
-        self._look, self._teller = Look(os.getpid()), Teller()
+        self._look, self._blocked = Look(os.getpid()), BlockedRanks()
         self._store: Any = None
         self.recording: Path | None = None
         """The folder of the recording, if there is one: `weft top` reads there what ranks stand in."""
@@ -150,7 +150,7 @@ class Monitor:
             self._look_at_files()
             if self.beside is not None and self._board.somebody_left:
                 self.beside.note_leaving()
-            self._tell_step()
+            self._report_step()
             if self._stop.wait(self._limits.interval):
                 return
 
@@ -165,20 +165,20 @@ class Monitor:
             self.end_with(error)
 
     def _look_at_files(self) -> None:
-        """Show the operation on a file in which this rank stands; rank 0 tells of all ranks where nobody else does."""
+        """Show the operation on a file in which this rank stands; rank 0 reports all ranks where nobody else does."""
         board = self._board
         board.slot.stand(*self._look.observe(board.sign().notes))
         if self._place.rank != 0:
             return
-        told = self._teller.observe(self.signs() | {0: board.sign()})
+        text = self._blocked.observe(self.signs() | {0: board.sign()})
         if board.reports_itself:
-            statement.stand(self._teller)
-            if told:
-                _say(f"weft: {told}".replace("\n", "\nweft: "))
+            statement.stand(self._blocked)
+            if text:
+                _say(f"weft: {text}".replace("\n", "\nweft: "))
         if self.recording is not None:
-            self._teller.write(self.recording)
+            self._blocked.write(self.recording)
 
-    def _tell_step(self, last: bool = False) -> None:
+    def _report_step(self, last: bool = False) -> None:
         """Rank 0 says how far the job is, where no launcher of weft's sees that."""
         if self._place.rank == 0 and self._board.reports_itself:
             statement.reach(self._pace, self._board.step, last)
@@ -199,8 +199,8 @@ class Monitor:
         if first and self.recording is not None and verdict.ranks:
             failed.leave(self.recording, Failed(verdict.text, verdict.ranks[0], board.sign().step or 0))
         # Launchers mix the ranks' lines as they like: the cause stands first wherever it is known.
-        told = f"weft: {verdict.text}\n" if verdict.text else ""
-        _say(f"{told}rank {self._place.rank} ends because of that; its stacks:")
+        cause = f"weft: {verdict.text}\n" if verdict.text else ""
+        _say(f"{cause}rank {self._place.rank} ends because of that; its stacks:")
         with suppress(OSError, ValueError):
             faulthandler.dump_traceback(file=2, all_threads=True)
         if first:
@@ -230,7 +230,7 @@ class Monitor:
             statement.own(failure)
             if self.recording is not None and not failure.victim:
                 failed.leave(self.recording, Failed(failure.headline(), failure.rank, sign.step or 0))
-        self._tell_step(last=True)
+        self._report_step(last=True)
         with suppress(RuntimeError):
             self._board.report(failure)
         return failure
@@ -343,7 +343,7 @@ class Monitor:
         self._thread = None
         if self.beside is not None:
             self.beside.dismiss()
-        self._tell_step(last=True)
+        self._report_step(last=True)
         self._board.close()
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook

@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 
 
 class Pace:
-    """See the module.
+    """The step and the rate of a job, to be written about once a second.
 
     >>> pace = Pace()
     >>> pace.reach(1, 100.0), pace.reach(2, 100.5), pace.reach(4, 102.0)
@@ -37,9 +37,9 @@ class Pace:
         self._written = -1
 
     def reach(self, step: int, now_s: float, last: bool = False) -> dict[str, float] | None:
-        """The values to write now, if there are any. ``last``: nothing comes after it, so it is not put off.
+        """The values to write now; None if they were written a moment ago, or are the same.
 
-        ``now_s``: seconds since 1970.
+        ``now_s``: seconds since 1970. ``last``: no step comes after it, so they are written at once.
         """
         if not self._seen or self._seen[-1][1] != step:
             self._seen.append((now_s, step))
@@ -49,10 +49,10 @@ class Pace:
             self._seen.popleft()
         (first_s, first), (last_s, _) = self._seen[0], self._seen[-1]
         self._written_s, self._written = now_s, step
-        told: dict[str, float] = {"step": step, "time": round(last_s, 3)}
+        progress: dict[str, float] = {"step": step, "time": round(last_s, 3)}
         if last_s > first_s and step > first:
-            told["steps_per_minute"] = round(60.0 * (step - first) / (last_s - first_s), 2)
-        return told
+            progress["steps_per_minute"] = round(60.0 * (step - first) / (last_s - first_s), 2)
+        return progress
 
 
 def step_of(page: Page, rank: int) -> int:
@@ -62,9 +62,9 @@ def step_of(page: Page, rank: int) -> int:
     return page.loop_step(rank) or max(0, (sign.step or 0) - sign.evaluations)
 
 
-def write(folder: Path, told: Mapping[str, Any], name: str = NAME) -> None:
-    """Whole or not at all; a folder that cannot be written to is nothing to fail for."""
+def write(folder: Path, values: Mapping[str, Any], name: str = NAME) -> None:
+    """Write a JSON file, whole or not at all. A folder that cannot be written to is left alone."""
     new = folder / f".{name}-{secrets.token_hex(4)}"
     with suppress(OSError):
-        new.write_text(json.dumps(told), encoding="utf-8")
+        new.write_text(json.dumps(values), encoding="utf-8")
         os.replace(new, folder / name)

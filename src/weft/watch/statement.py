@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft.watch.failure import Failure
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.judge import Verdict
 from weft.watch.process import host_name
 from weft.watch.progress_file import Pace, write
@@ -82,15 +82,15 @@ def forget(rank: int) -> None:
 def reach(pace: Pace, step: int, last: bool = False) -> None:
     """The job is in this step; 0 before the first. ``last``: nothing comes after that."""
     folder = os.environ.get(FOLDER)
-    told = pace.reach(step, time.time(), last) if folder and step else None
-    if folder and told is not None:
-        write(Path(folder), told)
+    progress = pace.reach(step, time.time(), last) if folder and step else None
+    if folder and progress is not None:
+        write(Path(folder), progress)
 
 
-def stand(teller: Teller) -> None:
+def stand(blocked: BlockedRanks) -> None:
     """The files in which ranks stand."""
     if folder := os.environ.get(FOLDER):
-        teller.write(Path(folder))
+        blocked.write(Path(folder))
 
 
 def _leave(statement: Statement) -> None:

@@ -21,7 +21,7 @@ import weft.torch as weft
 from tests import models
 from tests.training import step_of
 from weft.torch.session import current
-from weft.transport.channel import SHAPES, TELL, Message
+from weft.transport.channel import SHAPES, SPEC, Message
 
 from ..compare import gradients, on_device
 from ..split import train_split
@@ -136,7 +136,7 @@ def each_signature_is_watched_once() -> None:
 
     def counted(peer: int, message: Message) -> None:
         assert message.key.kind != SHAPES, "a part is told at each call, as if its result depended on data"
-        if message.key.kind == TELL:
+        if message.key.kind == SPEC:
             told.append(message.key.number)
         send(peer, message)
 
@@ -160,9 +160,9 @@ def every_rank_tells_what_it_runs() -> None:
 
     model = placed(seeded(net), {"a": 0, "b": 1})
     pipeline = current.session().pipeline
-    before = set(pipeline.told)
+    before = set(pipeline.announced)
     squares(model, equal_rows())
-    mine = sorted(str(key[0]) for key in pipeline.told - before if "tanh" in str(key[0]))
+    mine = sorted(str(key[0]) for key in pipeline.announced - before if "tanh" in str(key[0]))
     assert len(mine) == 1, f"rank {weft.pp_rank()} told {mine}"
 
 

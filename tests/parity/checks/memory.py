@@ -236,6 +236,6 @@ def calls_of_old_shapes_are_forgotten_and_nothing_else_changes() -> Any:
         pipelines.MOST_CALLS = before
     assert found == expected
     assert pipeline.generation >= generation + 4, (generation, pipeline.generation)
-    held = len(pipeline.specs), len(pipeline.told), len(pipeline.channel.mailbox._messages)
+    held = len(pipeline.specs), len(pipeline.announced), len(pipeline.channel.mailbox._messages)
     assert max(held) <= 120, held
     return found

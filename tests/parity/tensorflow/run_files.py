@@ -221,7 +221,7 @@ def states_that_nobody_can_tell_whose_they_are(partitions: int) -> None:
     where = folder()
     split = compiled(weft.DistributedModel(seeded(net)), Unknown(0.01))
     fit(split)
-    says = "nothing tells for which weights: not saved"
+    says = "nothing says for which weights: not saved"
     refuses(WeftError, says, lambda: split.save_weights(where / "a.weights.h5"))
     refuses(WeftError, says, lambda: weft.save_checkpoint(where, "a", model=split, optimizer=split.optimizer))
     assert files(where) == [], files(where)

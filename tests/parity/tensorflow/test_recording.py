@@ -211,5 +211,5 @@ def test_a_function_that_was_traced_before_the_recording_is_named(tmp_path: Path
     run = read_run(tmp_path / "run")
     assert [step.samples for step in run.steps[0]] == [8, 8, 16, 8]
     assert [step.work_s > 0 for step in run.steps[0]] == [True, False, True, False]
-    told = "the recording tells when train_step ran, and nothing of what is in it"
+    told = "the recording has when train_step ran, and nothing of what is in it"
     assert (outcome.stdout + outcome.stderr).count(told) == 2, "once on each rank"

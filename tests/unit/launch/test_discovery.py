@@ -123,9 +123,7 @@ def test_the_leader_of_openmpi(uri: str, leader: str | None):
 def test_mpich_on_one_host_and_on_several():
     assert numbers(discover(MPICH)) == (0, 2, 0, 2)
     spread = {**MPICH, "MPI_LOCALNRANKS": "1"}
-    with pytest.raises(
-        LaunchError, match=r"mpich does not tell where rank 0 runs.*set WEFT_LEADER=host:port"
-    ):
+    with pytest.raises(LaunchError, match=r"mpich does not say where rank 0 runs.*set WEFT_LEADER=host:port"):
         discover(spread)
     place = discover({**spread, "WEFT_LEADER": "[fd00::1]:29500"})
     assert (place.leader, place.port) == ("fd00::1", 29500)

@@ -165,7 +165,7 @@ def test_an_address_of_another_host_is_told():
 
 
 def test_unknown_leaders_are_told():
-    with pytest.raises(LaunchError, match="torchrun does not tell where rank 0 listens: set MASTER_ADDR"):
+    with pytest.raises(LaunchError, match="torchrun does not say where rank 0 listens: set MASTER_ADDR"):
         rendezvous.connect(Place(0, 2, 0, 2, "torchrun"), SHORT)
 
 
@@ -257,7 +257,5 @@ def test_hosts_without_a_token_are_warned(caplog: pytest.LogCaptureFixture):
 def test_words_that_are_not_rank_0s_are_refused(temporary: Path, text: str):
     place = Place(1, 2, 1, 2, "openmpi", job="1")
     boxes.FileBox(place).put(text)
-    with pytest.raises(
-        LaunchError, match=r"in words that are not weft's \(.+\); something else writes there"
-    ):
+    with pytest.raises(LaunchError, match=r"that weft did not write \(.+\); something else writes there"):
         rendezvous.connect(place, SHORT)

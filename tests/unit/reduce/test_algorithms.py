@@ -39,7 +39,7 @@ def test_hosts_have_to_be_several_and_alike(hosts: list[str]):
 def test_what_does_not_fit_is_told(world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="there is no algorithm 'fast': choose one of auto, direct, shared"):
         choose(world, "fast")
-    with pytest.raises(ConfigError, match="1 hosts are told for a group of 2 ranks"):
+    with pytest.raises(ConfigError, match="1 hosts are given for a group of 2 ranks"):
         monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
         choose(world, "hierarchical", hosts=["a"])
     with pytest.raises(ConfigError, match="the ranks are on 2 hosts and the gradients are on meta: choose"):

@@ -92,14 +92,14 @@ def pair() -> tuple[LockstepOrder, LockstepOrder]:
 
 def test_ranks_that_do_the_same_agree():
     first, other = pair()
-    first.tell(Turn(3))
+    first.announce(Turn(3))
     first.agree("gathers a")
     first.end()
-    assert other.told() == other.told() == Turn(3)
+    assert other.next_turn() == other.next_turn() == Turn(3)
     other.taken()
     other.agree("gathers a")
     other.end()
-    assert other.told() is None
+    assert other.next_turn() is None
 
 
 def test_ranks_that_do_not_are_told_so():
@@ -110,9 +110,9 @@ def test_ranks_that_do_not_are_told_so():
     with pytest.raises(
         DivergenceError, match="the first of them gathers a, and this one is done with its turn"
     ):
-        other.told()
+        other.next_turn()
     first, other = pair()
-    first.tell(Turn(0))
+    first.announce(Turn(0))
     with pytest.raises(
         DivergenceError, match="the first of them is done with its turn, and this one gathers a"
     ):
@@ -120,7 +120,7 @@ def test_ranks_that_do_not_are_told_so():
 
 
 def test_a_rank_does_not_wait_for_ever():
-    with pytest.raises(StallError, match=r"has told nothing for 0\.2 s"):
+    with pytest.raises(StallError, match=r"has sent nothing for 0\.2 s"):
         pair()[1].agree("gathers a")
 
 
@@ -131,7 +131,7 @@ def test_a_turn_of_a_microbatch_that_has_ended_is_an_error():
     other.begin(1)
     executor = Executor(channels[1].mailbox, 1, 5, turns=other)
     for microbatch in (0, 0):
-        first.tell(Turn(microbatch))
+        first.announce(Turn(microbatch))
     actions = Order.of([Action.parse(f"0{kind}{n}") for n in range(2) for kind in "FB"], 99)
     with pytest.raises(
         DivergenceError, match="the first of them goes on with microbatch 0, and this one has nothing"

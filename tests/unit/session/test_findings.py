@@ -13,7 +13,7 @@ from tests.unit.cli.test_top import write
 from weft.errors import UsageError
 from weft.profiler.live.following import Judged
 from weft.rules.rule import Finding, Rule, Status
-from weft.session.findings import Teller
+from weft.session.findings import FindingsReporter
 
 RUN = Recorded(partitions=2, microbatches=4, steps=12).run()
 MILD, SEVERE = Finding("Slow", Status.WARNING, "slow"), Finding("Slow", Status.CRITICAL, "slower")
@@ -34,7 +34,7 @@ def told(folder, *findings: Finding, call=None) -> list[Finding]:
     write(folder, RUN)
     found: list[Finding] = []
     judged = Judged([Says(each) for each in findings], every_s=0)
-    Teller(folder, call or found.append, judged, every_s=3600).close()
+    FindingsReporter(folder, call or found.append, judged, every_s=3600).close()
     return found
 
 
@@ -47,10 +47,10 @@ def test_consequences_and_what_is_in_order_are_left_out(tmp_path):
 
 
 def test_each_finding_is_told_once_and_again_if_it_became_worse(tmp_path):
-    teller = Teller(tmp_path, (found := []).append, Judged([]), every_s=3600)
+    reporter = FindingsReporter(tmp_path, (found := []).append, Judged([]), every_s=3600)
     for finding in (MILD, MILD, SEVERE, MILD, SEVERE):
-        teller._tell(finding)
-    teller.close()
+        reporter._report(finding)
+    reporter.close()
     assert found == [MILD, SEVERE]
 
 

@@ -40,12 +40,12 @@ def test_units_that_cannot_be_told_do_not_end_the_training(monkeypatch, caplog):
     def fails(*_: Any) -> None:
         raise UsageError("rank0.facts.json cannot be written: No space left on device")
 
-    monkeypatch.setattr(recording, "tell", fails)
+    monkeypatch.setattr(recording, "record_rank", fails)
     session = SimpleNamespace(recorded=Recorded())
-    recording.tell_units(session, ["a unit"])
+    recording.record_units(session, ["a unit"])
     assert session.recorded.units == ["a unit"]
     (line,) = caplog.messages
-    assert line.startswith("the recording does not tell all of the run: rank0.facts.json cannot be written")
+    assert line.startswith("the recording does not have all of the run: rank0.facts.json cannot be written")
 
 
 CHANGED = """

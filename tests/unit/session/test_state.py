@@ -42,8 +42,8 @@ def test_findings_are_told_after_the_other_views_have_closed() -> None:
     views = Views(**made)
     views.close()
     assert told == ["progress", "values"]
-    views.tell_findings(later := Closed("later findings", told))
+    views.report_findings(later := Closed("later findings", told))
     assert told[2:] == ["findings"] and views.findings is later
-    views.tell_findings(None)
+    views.report_findings(None)
     assert told[3:] == ["later findings"] and views.findings is None
     Views().close()

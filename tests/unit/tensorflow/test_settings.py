@@ -17,7 +17,12 @@ ONLY_PYTORCH: dict[str, Any] = {
     "context_parallel_degree": 2, "inputs": "first",
     "compile": True, "expert_parallel_degree": 2,
 }  # fmt: skip
-ONLY_WITH_THOSE = {"sharded_parameters_gathered", "sequence_parallel", "experts"}
+ONLY_WITH_THOSE = {
+    "sharded_parameters_gathered",
+    "sequence_parallel",
+    "experts",
+    "context_parallel_attention",
+}
 """They say something of a refused setting, or are refused without it."""
 BOTH = {
     "partitions", "microbatches", "pipeline", "executor", "memory_limit", "schedule_file", "chunks", "optimize",

@@ -42,3 +42,18 @@ def test_memory_that_is_read_as_another_type_is_refused() -> None:
         UsageError, match=r"is torch.float16, and reads the memory of one that is torch.float32"
     ):
         made(lambda: [torch.ones(SHAPE).view(torch.float16)])
+
+
+def test_they_have_the_default_type_of_the_time_at_which_they_were_built() -> None:
+    """As transformers 4 builds a model of another type than single precision."""
+
+    def make() -> list[torch.Tensor]:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return [torch.ones(SHAPE), torch.full(SHAPE, 3).div(2)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    ones, halves = made(make)
+    assert ones.dtype == halves.dtype == torch.float64
+    assert (ones == 1).all() and (halves == 1.5).all()

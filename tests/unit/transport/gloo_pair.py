@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import PeerError
-from weft.transport.channel import ALIGNMENT, TELL, VALUE, Key, Message
+from weft.transport.channel import ALIGNMENT, SPEC, VALUE, Key, Message
 from weft.transport.payloads import POSTED_BYTES
 from weft.transport.rings import RING_BYTES, Rings
 from weft.transport.torch_dist import DTYPES, INLINE_BYTES, TorchChannel
@@ -157,7 +157,7 @@ def flush_means_sent(channel: TorchChannel) -> None:
 
 
 def signatures_stay(channel: TorchChannel) -> None:
-    key = Key(TELL, 0, 0, 2**62 + 1)
+    key = Key(SPEC, 0, 0, 2**62 + 1)
     channel.send(1 - channel.rank, Message(key, text=f"from {channel.rank}"))
     for _ in range(2):
         assert take(channel, key).text == f"from {1 - channel.rank}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import PeerError, StallError, TransportError
-from weft.transport.channel import GRADIENT, KINDS, OUTPUT, TELL, VALUE, Key, Mailbox, Message
+from weft.transport.channel import GRADIENT, KINDS, OUTPUT, SPEC, VALUE, Key, Mailbox, Message
 
 A = Key(VALUE, 1, 0, 7)
 B = Key(GRADIENT, 1, 0, 7)
@@ -51,7 +51,7 @@ def test_whatever_was_put_is_taken_once_and_in_order(sent: list[tuple[int, int]]
 
 def test_a_signature_stays_for_every_microbatch_that_asks():
     mailbox = Mailbox()
-    tell = Key(TELL, 0, 0, 99)
+    tell = Key(SPEC, 0, 0, 99)
     mailbox.put(1, Message(tell, text="old"))
     mailbox.put(1, Message(tell, text="new"))
     assert [mailbox.take(1, tell).text for _ in range(3)] == ["new"] * 3
@@ -60,7 +60,7 @@ def test_a_signature_stays_for_every_microbatch_that_asks():
 
 def test_discard_drops_what_earlier_steps_left_but_no_signature():
     mailbox = Mailbox()
-    kept = [Key(TELL, 0, 0, 1), Key(OUTPUT, 5, 0, 1)]
+    kept = [Key(SPEC, 0, 0, 1), Key(OUTPUT, 5, 0, 1)]
     for key in (Key(OUTPUT, 3, 0, 1), Key(OUTPUT, 4, 1, 1), *kept):
         mailbox.put(1, Message(key))
     assert mailbox.discard(before_step=5) == 2
@@ -71,9 +71,9 @@ def test_discard_drops_what_earlier_steps_left_but_no_signature():
 def test_discard_drops_signatures_of_earlier_generations():
     mailbox = Mailbox()
     for generation in range(3):
-        mailbox.put(1, Message(Key(TELL, generation, 0, 1)))
+        mailbox.put(1, Message(Key(SPEC, generation, 0, 1)))
     assert mailbox.discard(before_step=9, before_generation=2) == 2
-    assert mailbox.has(1, Key(TELL, 2, 0, 1))
+    assert mailbox.has(1, Key(SPEC, 2, 0, 1))
 
 
 def test_a_failure_ends_present_waits_and_the_first_cause_counts():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import TransportError
-from weft.transport.channel import AHEAD, ALIGNMENT, ASKED, TELL, VALUE, Key, Message
+from weft.transport.channel import AHEAD, ALIGNMENT, ASKED, SPEC, VALUE, Key, Message
 from weft.transport.payloads import POSTED_BYTES, Payloads, Posted
 from weft.transport.tensor_bytes import dense, flat
 from weft.transport.torch_dist import (
@@ -156,7 +156,7 @@ def test_what_needs_a_gradient_arrives_without_graph(pair: Pair):
 
 @pytest.mark.parametrize("text", ["", "x", "naïve ✓", "long " * 1000])
 def test_texts_arrive(pair: Pair, text: str):
-    arrived, _ = round_trip(pair, Message(Key(TELL, 0, 0, 5), text=text, flag=True))
+    arrived, _ = round_trip(pair, Message(Key(SPEC, 0, 0, 5), text=text, flag=True))
     assert (arrived.text, arrived.payload, arrived.flag) == (text, None, True)
 
 
@@ -166,7 +166,7 @@ def test_a_message_without_content_arrives(pair: Pair):
 
 
 def test_numbers_of_63_bits_fit_a_key(pair: Pair):
-    key = Key(TELL, 2**31, 2**20, 2**63 - 1)
+    key = Key(SPEC, 2**31, 2**20, 2**63 - 1)
     assert round_trip(pair, Message(key))[0].key == key
 
 

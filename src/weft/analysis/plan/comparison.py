@@ -143,7 +143,7 @@ class Seen(Measured, Protocol):
 
 
 def beside_plan(analysis: Seen) -> BesidePlan | None:
-    """The run beside the plan that the job itself has made; nothing where it told none, or has no usual step."""
+    """The run beside the plan that the job itself has made; nothing where it recorded none, or has no usual step."""
     planned = next((each.planned for each in analysis.run.facts.values() if each.planned is not None), None)
     if planned is None or planned.step_s <= 0.0:
         return None
@@ -211,7 +211,7 @@ USUAL = {
     "partitions": 1, "microbatches": 1, "pipeline": "1f1b", "shard_optimizer_state": False,
     "sharded_data_parallel_degree": 1,
 }  # fmt: skip
-"""The settings that tell divisions apart, with their defaults."""
+"""The settings in which divisions differ, with their defaults."""
 FOLLOWS = ("auto", "list")
 """Only the job knows what runs by these; any schedule of the plan may stand beside it."""
 REST = "all else: late ranks, data, the script"
@@ -251,7 +251,7 @@ def beside_answer(analysis: Seen, text: str, name: str) -> BesidePlan:
 
 
 def _entries(document: Document) -> Iterator[Document]:
-    """All divisions that a plan tells of: of sizes, or of a traced model."""
+    """All divisions that a plan has: of sizes, or of a traced model."""
     if isinstance(document.value, list):
         yield from document
         return
@@ -279,8 +279,8 @@ def _that_ran(analysis: Seen, entries: list[Document], name: str) -> Document:
             planned["pipeline"] = ran["pipeline"]
         if planned == ran and division["data"].whole() * division["pipeline"].whole() == ranks:
             return entry
-    told = ", ".join(f'"{setting}": {json.dumps(value)}' for setting, value in ran.items() if value)
+    shown = ", ".join(f'"{setting}": {json.dumps(value)}' for setting, value in ran.items() if value)
     raise UsageError(
-        f"{name} has no division like what ran, {ranks} ranks with {told}: run one that the plan names, with its "
+        f"{name} has no division like what ran, {ranks} ranks with {shown}: run one that the plan names, with its "
         "settings, or leave --plan out for the job's own plan"
     )

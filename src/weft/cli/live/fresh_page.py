@@ -31,7 +31,7 @@ write_page(Path(sys.argv[1]))
 def fresh_page(folder: Path, every_s: float = EVERY_S) -> Iterator[None]:
     """Inside, a job records into a folder: the page there is written every so often, beside it, and when it has ended.
 
-    A page that cannot be written is told; the job and its exit code stay what they are.
+    A page that cannot be written is a warning; the job and its exit code stay what they are.
     """
     over, before = threading.Event(), recording_files(folder)
 

@@ -25,7 +25,7 @@ from weft.untrusted import shown_path
 from weft.watch.files.blocked_ranks import NOTHING, Standing
 
 LAST = 20
-"""So many of the last steps are what a line tells of."""
+"""A line is about so many of the last steps."""
 COLUMNS = ("rank", "step", "step time", "rate", "idle", "waits for", "memory", "finding")
 _EXAMPLES = """\
 examples:
@@ -87,7 +87,7 @@ def main(options: argparse.Namespace) -> int:
                 f"{shown_path(folder)} holds no recording: name the folder that weft run --report writes"
             )
         findings = judged.of(run)
-        print(_told(rows(run, findings, Standing.read(folder)), findings))
+        print(_text(rows(run, findings, Standing.read(folder)), findings))
         return 0
     if not folder.exists():
         print(f"weft top: {shown_path(folder)} is not there yet: waiting for a job", file=sys.stderr)
@@ -104,9 +104,10 @@ def rows(run: Run, findings: Sequence[Finding] = (), standing: Standing = NOTHIN
     if run.complete:
         return lines
     now = now_s()
-    told = {rank: standing.of(rank, now).removeprefix("waits for ") for rank in ranks}
+    blocked = {rank: standing.of(rank, now).removeprefix("waits for ") for rank in ranks}
     return [
-        line._replace(waits_for=told[rank] or line.waits_for) for rank, line in zip(ranks, lines, strict=True)
+        line._replace(waits_for=blocked[rank] or line.waits_for)
+        for rank, line in zip(ranks, lines, strict=True)
     ]
 
 
@@ -168,7 +169,7 @@ def worst(findings: Sequence[Finding]) -> str:
     return visible(f"{findings[0].rule} ({findings[0].status.value}): {findings[0].text}")
 
 
-def _told(shown: Sequence[Row], findings: Sequence[Finding]) -> str:
+def _text(shown: Sequence[Row], findings: Sequence[Finding]) -> str:
     return "\n".join(filter(None, [plain(shown), worst(findings)]))
 
 
@@ -181,7 +182,7 @@ def _in_lines(folder: Path, follower: Follower, judged: Judged, every_s: float) 
         shown = rows(run, findings, standing)
         now = ([row.step for row in shown], standing)
         if now != before:
-            print(_told(shown, findings), end="\n\n", flush=True)
+            print(_text(shown, findings), end="\n\n", flush=True)
             before = now
         if run.complete and run.ranks:
             print("the run is complete", flush=True)
@@ -214,5 +215,5 @@ def _drawn(run: Run, findings: Sequence[Finding], standing: Standing = NOTHING) 
     for row in rows(run, findings, standing):
         drawn.add_row(*(Text(visible(cell)) for cell in row))
     style = "red" if findings and findings[0].status is Status.CRITICAL else "yellow"
-    told = [Text(worst(findings), style)] if findings else []
-    return Group(drawn, *told, *([Text("the run is complete")] if run.complete else []))
+    cause = [Text(worst(findings), style)] if findings else []
+    return Group(drawn, *cause, *([Text("the run is complete")] if run.complete else []))

@@ -132,7 +132,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", choices=list(STATES), default="adam", help="(default: adam)")
     group.add_argument(
         "--gradient-bits", type=int, choices=(16, 32), default=32,
-        help="of a gradient as it is added up and averaged (default: 32)",
+        help="of a gradient as it is summed and averaged (default: 32)",
     )  # fmt: skip
     group.add_argument(
         "--lora",
@@ -364,5 +364,5 @@ def _plan_traced(options: argparse.Namespace) -> None:
 
 
 def _write_page(out: str, report: PlanReport) -> None:
-    """Write a page; that it was written is told where it stands in nobody's JSON."""
+    """Write a page; a line says so, except with `--json`."""
     print(wrote(Path(out), plan_page(report)), file=sys.stderr)

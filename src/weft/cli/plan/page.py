@@ -63,8 +63,8 @@ def report_of(found: Answer) -> PlanReport:
 
 def _storage(found: Answer) -> tuple[str, list[Table]]:
     """The lines printed about storage, as sentences."""
-    told, tables = storage(found)
-    return told.replace("\n", ". "), tables
+    lines, tables = storage(found)
+    return lines.replace("\n", ". "), tables
 
 
 def _to_write(found: Answer) -> ToWrite | None:
@@ -93,7 +93,7 @@ def _adapters(job: Job) -> str:
 def _assumptions(asked: Asked) -> list[str]:
     job, device = asked.job, asked.machines.host.accelerator
     lines = [
-        f"Products run in {job.precision}; gradients are added up in {8 * job.gradient_bytes} bits; {job.optimizer} "
+        f"Products run in {job.precision}; gradients are summed in {8 * job.gradient_bytes} bits; {job.optimizer} "
         f"keeps {job.state_bytes} bytes for each parameter{', in host memory' if job.offload_optimizer else ''}.",
         *([_adapters(job)] if job.lora else []),
         "Attention is fused: its scores stay out of memory (`--unfused-attention` says otherwise)."

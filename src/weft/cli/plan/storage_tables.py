@@ -130,12 +130,12 @@ def _money(amount: float) -> str:
 
 def counted(prices: Prices) -> list[str]:
     """The prices that were given, in a line if there are any: all else counts as nothing."""
-    told = [
+    texts = [
         f"{name} ({', '.join(f'{paid} {price:g}' for paid, price in own.items())})"
         for name, own in prices.items()
         if own
     ]
-    return [f"prices count what was given, and nothing else: {'; '.join(told)}"] if told else []
+    return [f"prices count what was given, and nothing else: {'; '.join(texts)}"] if texts else []
 
 
 def add_prices(parser: Any) -> None:
@@ -156,10 +156,10 @@ def _least(one: Serving) -> str:
 
 def services_assumed(found: Sequence[Serving]) -> list[str]:
     """The figures that no document states, in a line if there are any."""
-    told = [
+    texts = [
         f"{one.name} ({' and '.join(WORDS[name] for name in one.assumed)})" for one in found if one.assumed
     ]
-    return [f"assumed, not published: {', '.join(told)}"] if told else []
+    return [f"assumed, not published: {', '.join(texts)}"] if texts else []
 
 
 def services_json(one: Serving) -> dict[str, Any]:

@@ -84,11 +84,11 @@ def main(options: argparse.Namespace) -> int:
         command = weft_run(_options(options))
         trials = Trials(command, options.script, os.environ, folder, options.steps, options.seconds)
         try:
-            told = 0
+            shown = 0
             for known in tune(trials.run, choices, options.turns, found):
-                if len(known.trials) + len(known.repeats) > told:
+                if len(known.trials) + len(known.repeats) > shown:
                     _show(known)
-                told = len(known.trials) + len(known.repeats)
+                shown = len(known.trials) + len(known.repeats)
         except KeyboardInterrupt:
             if not found.trials:
                 raise

@@ -3,7 +3,7 @@
     torch.device("cuda:1"), "cuda" as a device anywhere, .cuda()      the CPU
     torch.cuda.set_device, synchronize, empty_cache, ...              nothing
     pin_memory                                                        the tensor as it is
-    torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 unless told
+    torch.cuda.amp.autocast, torch.autocast("cuda")                   autocast on the CPU, in bfloat16 by default
     DistributedDataParallel(..., device_ids=[0])                      without device_ids
 
 Other names of ``torch.cuda`` are in ``names`` and ``tools``, those of ``torch.distributed`` in
@@ -78,7 +78,7 @@ def _set(holder: Any, **values: Any) -> None:
 
 
 def _constant(name: str, value: Any = None) -> Callable[..., Any]:
-    """A function of its own for each name: the compiler tells PyTorch's functions apart by identity."""
+    """A function of its own for each name: the compiler knows PyTorch's functions by identity."""
 
     def answer(*args: Any, **kwargs: Any) -> Any:
         return value

@@ -1,6 +1,6 @@
 """Lightning's ``accelerator="gpu"`` means the CPU where calls for CUDA do, one device for each rank of this host.
 
-Lightning looks for GPUs itself, as an installed package is told that there are none. The Trainer and Fabric each have a
+Lightning looks for GPUs itself, and installed packages see none. The Trainer and Fabric each have a
 connector that reads what the script asked for.
 """
 

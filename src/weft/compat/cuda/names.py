@@ -46,7 +46,7 @@ _LIBRARIES = tuple(
 
 
 class Event:
-    """A moment; :meth:`elapsed_time` tells the milliseconds between two."""
+    """A moment; :meth:`elapsed_time` gives the milliseconds between two."""
 
     def __init__(self, *ignored: Any, **also_ignored: Any) -> None:
         self._at: float | None = None
@@ -173,7 +173,7 @@ def is_of_script(file: str) -> bool:
 
 def install(constant: Callable[..., Any], pretend: bool) -> None:
     """Put the names into ``torch.cuda``. ``constant(name, value)`` makes a function that gives a value. ``pretend``:
-    the script is told that CUDA is there, because the job was started with ``--device cpu``.
+    the script sees CUDA, because the job was started with ``--device cpu``.
     """
     cuda = torch.cuda
     was_available, count = cuda.is_available, cuda.device_count

@@ -22,7 +22,7 @@ BACKEND = "weft"
 
 
 def install(pretend: bool) -> None:
-    """Put the meanings in place. ``pretend``: scripts are told that NCCL is there."""
+    """Put the meanings in place. ``pretend``: scripts see NCCL."""
     begin, group, wait, there = dist.init_process_group, dist.new_group, dist.barrier, dist.is_nccl_available
 
     @functools.wraps(begin)

@@ -144,7 +144,7 @@ def make_graphed_callables(callables: Any, *ignored: Any, **also_ignored: Any) -
 
 
 class Runtime:
-    """``torch.cuda.cudart()``: its calls do nothing and tell success."""
+    """``torch.cuda.cudart()``: its calls do nothing and return success."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith("cuda"):

@@ -10,7 +10,7 @@ import functools
 import os
 from typing import Any
 
-from weft.launch.discovery import master_told
+from weft.launch.discovery import master_given
 
 BACKEND = "smddp"
 _installed = False
@@ -32,8 +32,8 @@ def install() -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         backend = kwargs.get("backend", args[0] if args else None)
-        told = kwargs.get("store") or kwargs.get("init_method") or master_told(os.environ)
-        if backend == BACKEND or (not told and len(args) < 2):
+        source = kwargs.get("store") or kwargs.get("init_method") or master_given(os.environ)
+        if backend == BACKEND or (not source and len(args) < 2):
             register()
         return original(*args, **kwargs)
 

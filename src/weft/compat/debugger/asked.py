@@ -76,7 +76,7 @@ class Asked:
         """For `weft.init`; empty where the configuration says nothing of it.
 
         Ranges of steps come beside those that weft keeps for its own rules: with the original's one step none could
-        tell anything.
+        judge anything.
         """
         if not self.enabled:
             return {}
@@ -167,7 +167,7 @@ def _rules(asked: tuple[Rule, ...], notes: list[str]) -> tuple[WeftRule, ...]:
             notes.append(f"weft has no rule {each.rule}: {INSTEAD[each.rule]}")
         elif each.rule in WITHOUT:
             notes.append(
-                f"weft has no rule {each.rule}, which reads tensors: log a number that tells the same"
+                f"weft has no rule {each.rule}, which reads tensors: log a number that says the same"
             )
         else:
             hint = nearest(each.rule, [REPORT, *(rule.name for rule in RULES), *INSTEAD, *WITHOUT])

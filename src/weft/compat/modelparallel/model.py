@@ -144,8 +144,8 @@ class DistributedModel(weft_model.DistributedModel, metaclass=_Once):
                 f"module.{name}" not in content and self.is_local(name) for name in self.module.state_dict()
             )
             with session.doing("load_state_dict()"):
-                told = gather_texts(str(int(lacks)), session.group("pp"))
-                if not same_partition_load or "1" in told:
+                lacking = gather_texts(str(int(lacks)), session.group("pp"))
+                if not same_partition_load or "1" in lacking:
                     content = gather_tensors(tensors, {}, session.group("pp"), session.peers("pp"))
         result = super().load_state_dict(content, strict, assign)
         for optimizer in self.optimizers:

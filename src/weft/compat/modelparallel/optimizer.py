@@ -44,7 +44,7 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
     """
 
     _is_accelerate_prepared = True
-    """Tells Hugging Face's accelerate to leave this optimizer as it is: its own wrapper hides ``local_state_dict``."""
+    """Makes Hugging Face's accelerate leave this optimizer as it is: its own wrapper hides ``local_state_dict``."""
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and (state.cfg.fp16 or state.cfg.bf16):
@@ -157,9 +157,9 @@ class DistributedOptimizer(weft_optimizer.DistributedOptimizer):
         held = sorted({*states, *masters})
         with session.doing("the optimizer's load_state_dict()"):
             texts = gather_texts(json.dumps([held, needs]), session.group("pp"))
-            told = [json.loads(text) for text in texts]
-            saved = {number for has, _ in told for number in has}
-            if all(saved.intersection(wants) <= set(has) for has, wants in told):
+            numbers = [json.loads(text) for text in texts]
+            saved = {number for has, _ in numbers for number in has}
+            if all(saved.intersection(wants) <= set(has) for has, wants in numbers):
                 return {}
             copies = {number: {MASTERS: master} for number, master in masters.items()}
             everything = self._gathered({n: states.get(n, {}) | copies.get(n, {}) for n in held}, "pp")

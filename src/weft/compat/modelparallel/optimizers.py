@@ -84,7 +84,7 @@ FusedLamb = FusedLAMB
 
 
 class FusedNovoGrad(Optimizer):
-    """NovoGrad (Ginsburg et al., arXiv 1905.11286, algorithm 1): one second moment for each whole tensor.
+    """NovoGrad (Ginsburg et al., arXiv 1905.11286, algorithm 1): one second moment for each tensor.
 
         v <- b2 v + (1 - b2) |g|^2                       (v = |g|^2 at the first step)
         m <- b1 m + (g / (sqrt(v) + eps) + decay * x)    (m = that sum at the first step)

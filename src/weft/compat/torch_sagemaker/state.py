@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from weft.compat.refused import refuse_unknown
-from weft.compat.torch_sagemaker import settings as told
+from weft.compat.torch_sagemaker import settings as sagemaker_settings
 from weft.errors import UsageError
 from weft.untrusted import MOST_RANKS, whole
 
@@ -82,7 +82,7 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         if dist.is_initialized()
         else whole(os.environ.get("WORLD_SIZE", ""), MOST_RANKS) or 1
     )
-    settings = told.read(config, ranks)
+    settings = sagemaker_settings.read(config, ranks)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank = dist.get_rank()

@@ -49,7 +49,7 @@ def get_logger() -> logging.Logger:
 
 @contextmanager
 def timeit(condition: bool, name: str, rank: int | None = None) -> Iterator[None]:
-    """A context whose seconds the logger tells, if ``condition`` holds."""
+    """A context whose seconds are logged, if ``condition`` holds."""
     began = time.perf_counter()
     yield
     if condition:
@@ -82,7 +82,7 @@ def limit_num_subdirs(
         max_num: How many stay.
         sort_fn: Gives the order from a folder's name.
         regex: Only folders whose names match count, and are deleted.
-        log: Whether the logger tells what is deleted.
+        log: Whether it is logged what is deleted.
     """
     if max_num < 1:
         raise ConfigError(f"limit_num_subdirs got {max_num} folders to keep: give a number from 1 on")

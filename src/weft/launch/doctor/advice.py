@@ -87,9 +87,7 @@ def _name(host: str, facts: Facts, alone: bool) -> Finding:
     if alone or not facts.address.startswith("127."):
         return Finding(host, "name", text)
     real = next((address for _, address in facts.interfaces), "an address of the network")
-    remedy = (
-        f"weft finds its own way, but others tell it to their peers: write {real} into /etc/hosts instead"
-    )
+    remedy = f"weft finds its own way, but other programs give it to their peers: write {real} into /etc/hosts instead"
     return Finding(host, "name", text, remedy)
 
 

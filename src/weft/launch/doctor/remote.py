@@ -140,17 +140,17 @@ def measure(sender: str, taker: str, address: str, options: Sequence[str] = ()) 
 def _ports(line: str) -> list[int]:
     """The ports that a host says it listens on; none if it says something else."""
     with suppress(FormatError):
-        told = parse_json(line)
-        if isinstance(told, list):
-            return [port for port in told if type(port) is int and 0 < port < 1 << 16]
+        ports = parse_json(line)
+        if isinstance(ports, list):
+            return [port for port in ports if type(port) is int and 0 < port < 1 << 16]
     return []
 
 
 def _passed(text: str) -> Passed:
-    told = Document(parse_json(text))
+    report = Document(parse_json(text))
     return Passed(
-        tuple((each.items()[0].whole(), each.items()[1].text()) for each in told["closed"]),
-        told["bytes_per_s"].number(), told["packet_bytes"].whole(), told["mtu_bytes"].whole(),
+        tuple((each.items()[0].whole(), each.items()[1].text()) for each in report["closed"]),
+        report["bytes_per_s"].number(), report["packet_bytes"].whole(), report["mtu_bytes"].whole(),
     )  # fmt: skip
 
 

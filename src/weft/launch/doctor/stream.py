@@ -161,10 +161,10 @@ def _probe(address: str, port: int, secret: str) -> str:
 
 
 def _packet(connection: socket.socket) -> int:
-    """The size of the packets that a connection has come to send: what lies between may have told it of less."""
+    """The size of the packets that a connection sends by now: a router on the path may have lowered it."""
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
-        segment, stamped = struct.unpack_from("<I", told, 16)[0], told[5] & 1
+        tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        segment, stamped = struct.unpack_from("<I", tcp_info, 16)[0], tcp_info[5] & 1
         return int(segment) + _HEADERS_BYTES + (_TIMESTAMP_BYTES if stamped else 0)
     except (AttributeError, OSError, struct.error):  # not Linux
         return 0

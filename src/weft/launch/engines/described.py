@@ -1,4 +1,4 @@
-"""A job as a value: the script, where its ranks are, and what they are told.
+"""A job as a value: the script, where its ranks are, and their variables.
 
 Whatever is wrong with it is said when it is made.
 """

@@ -30,7 +30,7 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
 
 
 def trainjob(job: Described, environ: Mapping[str, str]) -> Manifest:
-    """A ``TrainJob``: the runtime ``torch-distributed`` tells torchrun where it stands."""
+    """A ``TrainJob``: the runtime ``torch-distributed`` gives torchrun its place."""
     trainer = {
         "image": job.image,
         "numNodes": job.host_count,

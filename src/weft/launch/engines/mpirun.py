@@ -1,4 +1,4 @@
-"""The command line by which ``mpirun`` starts a job, of Open MPI or MPICH, and what its ranks are told.
+"""The command line by which ``mpirun`` starts a job, of Open MPI or MPICH, and the variables of its ranks.
 
 ``mpirun`` gives ranks on other hosts only the variables that are named with ``-x``, so weft's own are named, and those
 that the ranks of ``weft run`` get by themselves.

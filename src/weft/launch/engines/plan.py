@@ -142,9 +142,9 @@ def secret_arguments(arguments: Sequence[str]) -> dict[int, tuple[str, str]]:
 
 def masked_arguments(arguments: Sequence[str], secrets: Iterable[str]) -> list[str]:
     """The arguments for reading: without those that hold a secret, and without these secrets."""
-    told, secrets = secret_arguments(arguments), [*secrets]
+    secret_at, secrets = secret_arguments(arguments), [*secrets]
     return [
-        text.removesuffix(told[place][1]) + MASK if place in told else masked(text, secrets)
+        text.removesuffix(secret_at[place][1]) + MASK if place in secret_at else masked(text, secrets)
         for place, text in enumerate(arguments)
     ]
 

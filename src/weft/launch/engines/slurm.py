@@ -84,26 +84,26 @@ def _body(job: Described, environ: Mapping[str, str]) -> Iterator[str]:
     program = rank_program(job) if job.log_dir else [job.python, *job.program]
     options = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
     srun = " ".join([shlex.join(options), *([_LOGS] if job.log_dir else []), shlex.join(program)])
-    told = {"begin": "", "again": "", "end": ""}
+    journal = {"begin": "", "again": "", "end": ""}
     if job.log_dir:
-        tell = f"{python} -m weft.launch.journal.batch"
+        batch = f"{python} -m weft.launch.journal.batch"
         where = f"{shlex.quote(job.log_dir)} {job.ranks}"
         attempt = f'"${{{ATTEMPT}:-0}}"'
-        told = {
-            "begin": f'{FOLDER}="$({tell} begin {where} {attempt})" || exit 1\nexport {FOLDER}\n',
-            "again": f"    {tell} again {where} $code\n",
-            "end": f"{tell} end {where} $code\n",
+        journal = {
+            "begin": f'{FOLDER}="$({batch} begin {where} {attempt})" || exit 1\nexport {FOLDER}\n',
+            "again": f"    {batch} again {where} $code\n",
+            "end": f"{batch} end {where} $code\n",
         }
     if job.max_restarts:
-        yield _AGAIN.format(attempt=ATTEMPT, srun=srun, most=job.max_restarts, **told)
+        yield _AGAIN.format(attempt=ATTEMPT, srun=srun, most=job.max_restarts, **journal)
     elif job.log_dir:
-        yield f"{told['begin']}{srun}\ncode=$?\n{told['end']}exit $code"
+        yield f"{journal['begin']}{srun}\ncode=$?\n{journal['end']}exit $code"
     else:
         yield f"exec {srun}"
 
 
 def _warning_s(limit: timedelta) -> int:
-    """The seconds before the time limit at which ranks are told to save and end.
+    """The seconds before the time limit at which ranks are asked to save and end.
 
     >>> _warning_s(timedelta(hours=2)), _warning_s(timedelta(minutes=2))
     (120, 60)

@@ -20,7 +20,7 @@ STRICT = (
 OPTIONS = "WEFT_SSH_OPTIONS"
 """The variable with options of ssh that are not given otherwise."""
 _PATH = "PYTHONPATH"
-"""The agent's Python needs it before it is told anything."""
+"""The agent's Python needs it before the first message."""
 _REMOTE = 'cd -- "$1" || exit; shift; exec "$@"'
 
 

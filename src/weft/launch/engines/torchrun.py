@@ -24,7 +24,7 @@ def plan(job: Described, environ: Mapping[str, str]) -> Plan:
 
 
 def placed(job: Described, node: str, address: str = "") -> list[str]:
-    """The options that tell one host where it stands among several: its number, and where the first one is."""
+    """The options for one of several hosts: its number, and the address of the first one."""
     leader = address or job.host_names[0].rpartition("@")[2]
     return [
         f"--nnodes={job.host_count}", f"--node-rank={node}", f"--master-addr={leader}",

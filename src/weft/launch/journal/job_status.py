@@ -32,11 +32,11 @@ from weft.watch.progress_file import NAME as STEP
 
 _LONGEST = 500
 _MOST_RANKS = 32
-"""So many ranks are told of one by one."""
+"""At most so many ranks get a line each."""
 
 
 @dataclass(frozen=True)
-class Told:
+class JobStatus:
     """The status of a job, read from its folder.
 
     Attributes:
@@ -59,7 +59,7 @@ class Told:
 
     @property
     def code(self) -> int | None:
-        """With what the launcher has ended; None if it has not, or not told."""
+        """The launcher's exit code; None while it runs, or if it left none."""
         code = next(
             (event.get("code") for event in reversed(self.events) if event.get("event") == "ended"), None
         )
@@ -95,7 +95,7 @@ class Told:
         elif self.host not in ("", host_name()):
             yield f"{where}: started on {self.host}; whether it runs can be seen there"
         else:
-            yield f"{where}: its launcher is gone and told nothing: it was killed, or the machine stopped"
+            yield f"{where}: its launcher is gone and left no exit code: it was killed, or the machine stopped"
         began_s = self.run.get("time")
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began_s)) if _is_time(began_s) else "?"
         script, ranks = _text(self.run.get("script")), _text(self.run.get("ranks"))
@@ -116,7 +116,7 @@ class Told:
                 span = f" after {format_seconds(now - since)}" if _is_time(now) and _is_time(since) else ""
                 yield f"attempt {number}: failed{span}: {_text(event.get('headline'))}"
             elif event.get("event") == "stopping":
-                yield f"attempt {number}: told to end by {_text(event.get('signal'))}"
+                yield f"attempt {number}: asked to end by {_text(event.get('signal'))}"
 
     def _pace(self) -> Iterator[str]:
         """The step, and while the job runs how many there are a minute, and when this one began."""
@@ -145,9 +145,9 @@ class Told:
         if not self.pid:
             return
         for rank, place in [*started.items()][:_MOST_RANKS]:
-            told = _mapping(place)
+            process = _mapping(place)
             how = f"ended, exit code {ended[rank]}" if rank in ended else "runs"
-            yield f"rank {_text(rank)}: {how}, pid {_text(told.get('pid'))} on {_text(told.get('host'))}"
+            yield f"rank {_text(rank)}: {how}, pid {_text(process.get('pid'))} on {_text(process.get('host'))}"
         if len(started) > _MOST_RANKS:
             yield f"and {len(started) - _MOST_RANKS} more ranks"
 
@@ -157,7 +157,7 @@ class Told:
         yield from (f"rank {rank} {self.standing.of(rank, now_s())}" for rank in ranks[:_MOST_RANKS])
 
 
-def read(folder: Path) -> Told:
+def read(folder: Path) -> JobStatus:
     """Reads the status of a job from its folder.
 
     Raises:
@@ -180,11 +180,11 @@ def read(folder: Path) -> Told:
         failure = _mapping(
             parse_json(_file(folder / FAILURE), f'"{shown_path(folder / FAILURE)}" is not JSON')
         )
-    told = Told(folder, run, tuple(events), failure, launcher_of(folder, run))
-    if told.logs is None:
-        return told
-    newest = attempt_folder(folder, told.logs)
-    return replace(told, step=_step(newest / STEP), standing=Standing.read(newest))
+    status = JobStatus(folder, run, tuple(events), failure, launcher_of(folder, run))
+    if status.logs is None:
+        return status
+    newest = attempt_folder(folder, status.logs)
+    return replace(status, step=_step(newest / STEP), standing=Standing.read(newest))
 
 
 def now_s() -> float:
@@ -194,9 +194,13 @@ def now_s() -> float:
 
 def _step(path: Path) -> Mapping[str, Any] | None:
     with suppress(FormatError, OSError):
-        told = parse_json(_file(path)) if os.path.lexists(path) else None
-        if isinstance(told, Mapping) and type(told.get("step")) is int and _is_time(told.get("time")):
-            return told
+        progress = parse_json(_file(path)) if os.path.lexists(path) else None
+        if (
+            isinstance(progress, Mapping)
+            and type(progress.get("step")) is int
+            and _is_time(progress.get("time"))
+        ):
+            return progress
     return None
 
 
@@ -206,9 +210,14 @@ def launcher_of(folder: Path, run: Mapping[str, Any]) -> int:
     A number in a file may have been written by anybody, or may be another process's by now. So the process has to be
     this user's, to have begun when the file says so, and to have the folder's events open.
     """
-    told = _mapping(run.get("launcher"))
-    pid = told.get("pid")
-    if type(pid) is not int or pid < 2 or told.get("boot") != boot() or told.get("began") != began(pid):
+    launcher = _mapping(run.get("launcher"))
+    pid = launcher.get("pid")
+    if (
+        type(pid) is not int
+        or pid < 2
+        or launcher.get("boot") != boot()
+        or launcher.get("began") != began(pid)
+    ):
         return 0
     try:
         if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
@@ -257,7 +266,7 @@ _SECOND_S = 0.2
 _TICK_S = 0.05
 
 
-def stop(folder: Path, save_s: float = SAVE_S, say: Callable[[str], None] = lambda text: None) -> Told:
+def stop(folder: Path, save_s: float = SAVE_S, say: Callable[[str], None] = lambda text: None) -> JobStatus:
     """Ends the job of a folder, and gives what the folder says after that.
 
     A job that has saves goes on to the end of a step and saves; 0 seconds for that end it at once.
@@ -265,38 +274,38 @@ def stop(folder: Path, save_s: float = SAVE_S, say: Callable[[str], None] = lamb
     Raises:
         LaunchError: No job runs with the folder, or not on this machine.
     """
-    told = read(folder)
-    pid = _launcher(told)
+    status = read(folder)
+    pid = _launcher(status)
     for number, seconds, text in (
         (signal.SIGTERM, max(save_s, _SECOND_S), "asked to end"),
-        (signal.SIGTERM, END_S, "told to end at once"),
+        (signal.SIGTERM, END_S, "asked to end at once"),
         (signal.SIGKILL, END_S, "killed"),
     ):
         say(f"the job of {shown_path(folder)} is {text} (launcher pid {pid})")
-        if launcher_of(told.folder, told.run) == told.pid:  # still the same process
+        if launcher_of(status.folder, status.run) == status.pid:  # still the same process
             with suppress(ProcessLookupError):
-                os.kill(told.pid, number)
-        if _ends(told, seconds):
+                os.kill(status.pid, number)
+        if _ends(status, seconds):
             return read(folder)
     raise LaunchError(
         f"the launcher (pid {pid}) still runs {format_seconds(END_S)} after SIGKILL: the system holds it back"
     )
 
 
-def _launcher(told: Told) -> int:
-    if told.pid:
-        return told.pid
-    where = shown_path(told.folder)
-    if told.handed_in and told.code is None:
-        raise LaunchError(f'Slurm has the job of "{where}": end it with scancel {told.handed_in}')
-    if told.host not in ("", "?", host_name()):
-        raise LaunchError(f'the job of "{where}" was started on {told.host}: run weft stop there')
+def _launcher(status: JobStatus) -> int:
+    if status.pid:
+        return status.pid
+    where = shown_path(status.folder)
+    if status.handed_in and status.code is None:
+        raise LaunchError(f'Slurm has the job of "{where}": end it with scancel {status.handed_in}')
+    if status.host not in ("", "?", host_name()):
+        raise LaunchError(f'the job of "{where}" was started on {status.host}: run weft stop there')
     raise LaunchError(f'no job runs with "{where}": there is nothing to end')
 
 
-def _ends(told: Told, seconds: float) -> bool:
+def _ends(status: JobStatus, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    while launcher_of(told.folder, told.run):
+    while launcher_of(status.folder, status.run):
         if time.monotonic() > deadline:
             return False
         time.sleep(_TICK_S)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from weft.errors import LaunchError
 from weft.profiler.clock import clock_offset_s
 from weft.untrusted import reason, shown_path, whole
-from weft.watch.files.blocked_ranks import Teller
+from weft.watch.files.blocked_ranks import BlockedRanks
 from weft.watch.process import began, boot, host_name
 from weft.watch.progress_file import Pace, write
 
@@ -90,7 +90,7 @@ class Journal:
     """The journal of a job, written into its folder as it runs.
 
     ``attempt``: how often the job was started before.
-    Whatever cannot be written later (a full disk) is told once, as ``lost``, and the job goes on.
+    What cannot be written later (a full disk) is reported once, as ``lost``, and the job goes on.
 
     Args:
         folder: Where; it is made if it is not there.
@@ -159,16 +159,16 @@ class Journal:
     def reach(self, step: int) -> None:
         """The job is in this step; 0 before the first."""
         self._step = step
-        self._tell_step()
+        self._write_progress()
 
-    def _tell_step(self, last: bool = False) -> None:
-        told = self._pace.reach(self._step, self._now(), last) if self._step else None
-        if told is not None:
-            write(attempt_folder(self.folder, self._next - 1), told)
+    def _write_progress(self, last: bool = False) -> None:
+        progress = self._pace.reach(self._step, self._now(), last) if self._step else None
+        if progress is not None:
+            write(attempt_folder(self.folder, self._next - 1), progress)
 
-    def stand(self, teller: Teller) -> None:
+    def stand(self, blocked: BlockedRanks) -> None:
         """The files in which ranks stand, where that has changed."""
-        teller.write(attempt_folder(self.folder, self._next - 1))
+        blocked.write(attempt_folder(self.folder, self._next - 1))
 
     def take(self, rank: int, data: bytes) -> None:
         """Appends a rank's output to its log."""
@@ -177,8 +177,8 @@ class Journal:
 
     def note(self, event: str, **values: Any) -> None:
         """One line of what happens."""
-        told = {"time": self._now(), "event": event, "attempt": self.attempt, **values}
-        self._append(self._events, f"{json.dumps(told)}\n".encode())
+        line = {"time": self._now(), "event": event, "attempt": self.attempt, **values}
+        self._append(self._events, f"{json.dumps(line)}\n".encode())
 
     def fail(self, failure: Mapping[str, Any]) -> None:
         """Notes how the present attempt failed."""
@@ -222,7 +222,7 @@ class Journal:
 
     def _close_logs(self) -> None:
         """Nothing more comes of this attempt."""
-        self._tell_step(last=True)
+        self._write_progress(last=True)
         self._pace, self._step = Pace(), 0
         for descriptor in self._logs.values():
             os.close(descriptor)
@@ -241,7 +241,7 @@ class Nowhere:
     def reach(self, step: int) -> None:
         """Nothing."""
 
-    def stand(self, teller: Teller) -> None:
+    def stand(self, blocked: BlockedRanks) -> None:
         """Nothing."""
 
     def take(self, rank: int, data: bytes) -> None:

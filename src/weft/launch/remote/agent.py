@@ -1,4 +1,4 @@
-"""The agent on a host: starts the ranks there, tells the launcher all that they say and show, and ends them with it.
+"""The agent on a host: starts the ranks there, forwards their output and state to the launcher, and ends them with it.
 
 hello    what this host is called, and the address by which ssh reached it
 start    the launcher says what to run; nothing of it stands in a command line
@@ -106,7 +106,7 @@ class _Agent:
         while len(self.out.kept) <= KEPT_LIMIT and (message := next(self.sending, None)):
             self._say(*message)
         if self.here is not None and self.mirror is not None and waiting <= 2 * KEPT_LIMIT:
-            self._tell(self.here, self.mirror)
+            self._report(self.here, self.mirror)
 
     def _read(self) -> bool:
         """Forwards the ranks' output; True if there was any."""
@@ -126,7 +126,7 @@ class _Agent:
         self.out.say(values, data)
         self.said = time.monotonic()
 
-    def _tell(self, here: Here, mirror: Mirror) -> None:
+    def _report(self, here: Here, mirror: Mirror) -> None:
         """Sends what the ranks show, and who has ended: that comes after all that it wrote and showed."""
         if self.outside is not None:
             here.look_at_files(self.outside)
@@ -167,22 +167,22 @@ class _Agent:
             elif self.mirror is not None:
                 self.mirror.apply((values, more))
 
-    def _start(self, told: dict[str, Any]) -> None:
-        self.silent_s = told["silent_s"]
-        ranks, hosts, number = told["ranks"], told["hosts"], told["host"]
+    def _start(self, job: dict[str, Any]) -> None:
+        self.silent_s = job["silent_s"]
+        ranks, hosts, number = job["ranks"], job["hosts"], job["host"]
         count = ranks // hosts
         self.ranks = range(number * count, (number + 1) * count)
-        if told["recording"]:
-            self.folder = Path(told["recording"])
+        if job["recording"]:
+            self.folder = Path(job["recording"])
             self.before = recordings.files_of(self.folder, self.ranks)
         page, shared = Page.create(ranks)
         self.outside = Outside(page)
         self.mirror = Mirror(page, "agent", self.ranks, leads=number == 0)
-        self.here = Here(told["command"], shared, self.pipes, self._take)
-        base = {**os.environ, **told["variables"]}
+        self.here = Here(job["command"], shared, self.pipes, self._take)
+        base = {**os.environ, **job["variables"]}
         for rank in self.ranks:
             own = rank_environ(base, rank, ranks, usable_cores(), hosts)
-            self.here.start(rank, {**own, **told["own"]})
+            self.here.start(rank, {**own, **job["own"]})
         self._say({"kind": "started", "pids": {str(rank): self.here.pid(rank) for rank in self.ranks}})
 
     def _take(self, rank: int, is_error: bool, data: bytes) -> None:

@@ -14,7 +14,7 @@ from weft.launch.remote.wire import Message
 from weft.watch.heartbeat import Page
 
 SLOWLY_S = 5.0
-"""How often an agent is told how the ranks of other hosts get on."""
+"""How often an agent gets the state of ranks on other hosts."""
 _TICK_S = 0.1
 _FIELDS = {"agent": ("heeded", "saves"), "launcher": ("asked",)}
 
@@ -25,9 +25,9 @@ class Mirror:
     Args:
         page: That of this host.
         side: ``agent`` or ``launcher``.
-        ranks: Whose signs are told from here.
+        ranks: Those whose signs are sent from here.
         leads: The agent's host has rank 0, so it says where that listens.
-        every_s: Signs that only go on are told so often; a new state is told at once.
+        every_s: Signs that only go on are sent so often; a new state is sent at once.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Mirror:
     ) -> None:
         self._page, self._side, self._ranks, self._leads = page, side, [*ranks], leads
         self._every_s, self._clock = every_s, clock
-        self._told: dict[Any, Any] = {}
+        self._sent: dict[Any, Any] = {}
         self._at: dict[int, float] = {}
         self._looked = float("-inf")
 
     def changes(self, at_once: bool = False) -> Iterator[Message]:
-        """Messages with what the other side does not know yet. ``at_once``: also of what was told a moment ago."""
+        """Messages with what the other side does not have yet. ``at_once``: also of signs just sent."""
         now = self._clock()
         if not at_once and now - self._looked < _TICK_S:
             return
@@ -56,22 +56,22 @@ class Mirror:
             job["ending"] = self._page.ending
         if self._leads or self._side == "launcher":
             job["leader"] = self._page.leader
-        if self._told.get("job", {}) != job:
-            self._told["job"] = job
+        if self._sent.get("job", {}) != job:
+            self._sent["job"] = job
             yield {"kind": "job", **job}, b""
         for rank in self._ranks:
             yield from self._signs(rank, now, at_once)
 
     def _signs(self, rank: int, now: float, at_once: bool) -> Iterator[Message]:
         head = self._page.head(rank)
-        before = self._told.get(rank)
+        before = self._sent.get(rank)
         if head != before:
             new_state = before is None or before[:8] != head[:8]
             if at_once or new_state or now - self._at.get(rank, float("-inf")) >= self._every_s:
-                self._told[rank], self._at[rank] = head, now
+                self._sent[rank], self._at[rank] = head, now
                 yield {"kind": "sign", "rank": rank}, head
-        if self._side == "agent" and ("report", rank) not in self._told and (text := self._page.report(rank)):
-            self._told["report", rank] = True
+        if self._side == "agent" and ("report", rank) not in self._sent and (text := self._page.report(rank)):
+            self._sent["report", rank] = True
             yield {"kind": "report", "rank": rank}, text.encode()
 
     def apply(self, message: Message) -> bool:

@@ -1,10 +1,10 @@
 """Ranks on other hosts, as the launcher sees them: one ssh to an agent on each host.
 
-connect   every agent says where it is; one that does not, in time, is told of as lost
+connect   every agent says where it is; one that does not, in time, is reported as lost
 start     when all are there: the first host holds a port, then all start their ranks
 watch     what agents say arrives in the launcher's loop; a host that is silent or whose ssh ends is lost
 bring     recordings that are not in the launcher's folder come from their hosts
-close     agents are told to end, or notice that nobody is there
+close     agents are asked to end, or notice that nobody is there
 """
 
 from __future__ import annotations

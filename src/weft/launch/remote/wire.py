@@ -2,7 +2,7 @@
 
     length of both, length of the values, values as JSON, bytes
 
-The first thing that an agent says is a mark, so that whatever a shell says while it starts is told from it.
+The first thing that an agent says is a mark, so that it is not confused with what a shell says while it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.untrusted import translated
 
 MARK = b"\n\0weft-agent-1\0\n"
 SILENT_S = 30.0
-"""Who says nothing for so long counts as gone, on both sides, until the launcher has told its own limit."""
+"""Who says nothing for so long counts as gone, on both sides, until the launcher has sent its own limit."""
 PING_S = 1.0
 """Who has nothing to say says so after this time."""
 _LENGTHS = struct.Struct("<II")

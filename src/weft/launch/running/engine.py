@@ -26,7 +26,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
     Args:
         command: The program and its arguments.
         environ: Its environment.
-        journal: What is told of the job.
+        journal: Records of the job.
         logs: The folder of this attempt, where ranks leave what they have to say.
         ranks: How many there are.
 
@@ -56,7 +56,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], journal: Journal, lo
 
 
 def _wait(child: subprocess.Popen[bytes], awaited: set[signal.Signals], journal: Journal) -> bool:
-    """True if the child was told to end."""
+    """True if the child was asked to end."""
     stopped = False
     while child.poll() is None:
         heard = signal.sigtimedwait(awaited, 0.5)

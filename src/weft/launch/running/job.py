@@ -33,7 +33,7 @@ class Job:
         attend: Called with the page of the ranks' signs once they are started.
         attempt: How often the job was started before.
         restarts: How often it may be started again.
-        journal: What is told of it in a folder of its own.
+        journal: Records of it in a folder of its own.
         hosts: Where the ranks are, the same number on each; this machine if there are none.
         recording: Where ranks write what they record; what lies there on other hosts comes to this one at the end.
         least_hosts: With how many of them the job may go on; 0 if only with all.

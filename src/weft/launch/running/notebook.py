@@ -66,9 +66,9 @@ def notebook_run(
         raise UsageError(f"ranks is {shown(ranks)}: write a whole number of at least 1")
     if not callable(function):
         raise UsageError(f"notebook_run was given {shown(function)}: give it a function, without calling it")
-    if told := [name for name in _OF_A_RANK if name in os.environ]:
+    if variables := [name for name in _OF_A_RANK if name in os.environ]:
         raise UsageError(
-            f"this process is a rank of a job ({told[0]} is set): notebook_run is for a process that is none"
+            f"this process is a rank of a job ({variables[0]} is set): notebook_run is for a process that is none"
         )
     packed = pack((function, arguments, sources(function)), getattr(function, "__name__", "the function"))
     with tempfile.TemporaryDirectory(prefix="weft-notebook-") as name:  # only this user can read it
@@ -168,8 +168,8 @@ def _followed(command: Sequence[str]) -> str:
     if interrupted:
         raise KeyboardInterrupt
     if process.returncode:
-        told = next((line for line in said.splitlines() if line.startswith("weft")), "see what was printed")
-        raise LaunchError(f"the job ended with exit code {process.returncode}: {told.removeprefix('weft: ')}")
+        line = next((line for line in said.splitlines() if line.startswith("weft")), "see what was printed")
+        raise LaunchError(f"the job ended with exit code {process.returncode}: {line.removeprefix('weft: ')}")
     return said
 
 

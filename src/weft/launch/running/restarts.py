@@ -74,7 +74,7 @@ def reason_to_stop(failures: Sequence[Failed], restarts: int) -> str:
     return ""
 
 
-def told(attempts: Sequence[Attempt], restarts: int, end: str) -> str:
+def report(attempts: Sequence[Attempt], restarts: int, end: str) -> str:
     """The report of a job that was started again, as lines. ``end``: why it is over, or how."""
     lines = [f"weft: {len(attempts) - 1} of {restarts} restarts; {end}"]
     for number, attempt in enumerate(attempts):
@@ -158,7 +158,7 @@ def wait_for_signal(seconds: float) -> int:
 
 def _end(job: Job, attempts: list[Attempt], code: int, end: str) -> int:
     if len(attempts) > 1:
-        _say(told(attempts, job.restarts, end))
+        _say(report(attempts, job.restarts, end))
     return code
 
 

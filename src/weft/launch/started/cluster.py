@@ -27,7 +27,7 @@ _CONTROLLERS = {
 _TIMES_S = (5, 20)
 """How long a connection, and an answer, may take."""
 _WATCH_S = 240
-"""How long the server tells of changes until it is asked again to do so."""
+"""How long the server sends changes until it is asked again."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -86,7 +86,7 @@ class Cluster:
             LaunchError: It was refused, and why; or there is no such cluster.
         """
         name = manifest["metadata"]["name"]
-        with self._told("create", self._plural, name):
+        with self._translated("create", self._plural, name):
             made = self._objects.create_namespaced_custom_object(
                 self._group, self._version, self.namespace, self._plural, manifest,
                 field_validation="Strict",  # an older CRD would drop what it does not know, a time limit say
@@ -101,12 +101,12 @@ class Cluster:
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "ownerReferences": [own]},
             "stringData": dict(texts),
         }  # fmt: skip
-        with self._told("create", "secrets", name):
+        with self._translated("create", "secrets", name):
             self._core.create_namespaced_secret(self.namespace, body, _request_timeout=_TIMES_S)
 
     def find(self, name: str) -> Record | None:
         """The job as the cluster has it; None if it is gone."""
-        with self._told("get", self._plural, name):
+        with self._translated("get", self._plural, name):
             return self._unless_gone(
                 lambda: self._objects.get_namespaced_custom_object(
                     self._group, self._version, self.namespace, self._plural, name, _request_timeout=_TIMES_S
@@ -115,7 +115,7 @@ class Cluster:
 
     def pods(self, name: str) -> list[Pod]:
         """The pods of the job that have ranks, by their hosts."""
-        with self._told("list", "pods", name):
+        with self._translated("list", "pods", name):
             found = self._core.list_namespaced_pod(
                 self.namespace,
                 label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
@@ -127,7 +127,7 @@ class Cluster:
 
     def changes_of_job(self, name: str) -> Iterator[object]:
         """Something for the job as it is, and for each of its changes, for some minutes."""
-        with self._told("watch", self._plural, name):
+        with self._translated("watch", self._plural, name):
             yield from self._watch(
                 self._objects.list_namespaced_custom_object, self._group, self._version, self.namespace, self._plural,
                 field_selector=f"metadata.name={name}",
@@ -136,7 +136,7 @@ class Cluster:
     def changes_of_pods(self, name: str) -> Iterator[object]:
         """The same of the job's pods; it begins with something even if there are none."""
         yield name
-        with self._told("watch", "pods", name):
+        with self._translated("watch", "pods", name):
             selector = f"jobset.sigs.k8s.io/jobset-name={name}"
             yield from self._watch(self._core.list_namespaced_pod, self.namespace, label_selector=selector)
 
@@ -154,7 +154,7 @@ class Cluster:
 
     def log(self, pod: Pod, **options: Any) -> str:
         """The output of a pod; empty before it has started, and after it is gone."""
-        with self._told("get", "pods/log", pod.name):
+        with self._translated("get", "pods/log", pod.name):
             try:
                 found = self._unless_gone(
                     lambda: self._core.read_namespaced_pod_log(
@@ -174,7 +174,7 @@ class Cluster:
 
     def delete(self, name: str) -> None:
         """Deletes the job with all that it has made."""
-        with self._told("delete", self._plural, name):
+        with self._translated("delete", self._plural, name):
             self._unless_gone(
                 lambda: self._objects.delete_namespaced_custom_object(
                     self._group,
@@ -189,7 +189,7 @@ class Cluster:
 
     def kill(self, pod: Pod) -> None:
         """Ends a pod without the time that it has to end by itself."""
-        with self._told("delete", "pods", pod.name):
+        with self._translated("delete", "pods", pod.name):
             self._unless_gone(
                 lambda: self._core.delete_namespaced_pod(
                     pod.name, self.namespace, grace_period_seconds=0, _request_timeout=_TIMES_S
@@ -205,7 +205,8 @@ class Cluster:
             raise
 
     @contextmanager
-    def _told(self, verb: str, what: str, name: str) -> Iterator[None]:
+    def _translated(self, verb: str, what: str, name: str) -> Iterator[None]:
+        """Raises errors of a call of Kubernetes as a LaunchError."""
         try:
             yield
         except self._refusal as refusal:
@@ -226,8 +227,8 @@ class Cluster:
         )
 
     def _error(self, refusal: Any, verb: str, what: str, name: str) -> LaunchError:
-        told = _status(refusal.body)
-        text = shown_text(str(told.get("message") or refusal.reason or refusal.status))
+        status = _status(refusal.body)
+        text = shown_text(str(status.get("message") or refusal.reason or refusal.status))
         where = f"-n {self.namespace}"
         code = refusal.status
         if code == 401:
@@ -235,13 +236,13 @@ class Cluster:
         if code == 403:
             full = what if what not in _PLURALS.values() else f"{what}.{self._group}"
             return LaunchError(
-                f"Kubernetes refuses to {verb} {name}: {text}; kubectl auth can-i {verb} {full} {where} tells "
+                f"Kubernetes refuses to {verb} {name}: {text}; kubectl auth can-i {verb} {full} {where} says "
                 "whether you may"
             )
         if (
             code == 404
             and what in _PLURALS.values()
-            and (told.get("details") or {}).get("kind") != "namespaces"
+            and (status.get("details") or {}).get("kind") != "namespaces"
         ):
             return LaunchError(f"the cluster has no {self.kind}: {_CONTROLLERS[self.kind]}")
         if code == 404:
@@ -257,9 +258,9 @@ class Cluster:
 
 
 def _status(body: Any) -> Mapping[str, Any]:
-    """The ``Status`` that Kubernetes tells with a refusal; a proxy before it may tell anything."""
+    """The ``Status`` in Kubernetes' refusal; empty if a proxy has sent something else."""
     try:
-        told = parse_json(body if isinstance(body, str) else bytes(body or b"").decode(errors="replace"))
+        status = parse_json(body if isinstance(body, str) else bytes(body or b"").decode(errors="replace"))
     except Exception:
         return {}
-    return told if isinstance(told, dict) else {}
+    return status if isinstance(status, dict) else {}

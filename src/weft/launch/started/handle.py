@@ -14,12 +14,12 @@ from pathlib import Path
 
 from weft.errors import JobError, LaunchError, WeftError
 from weft.launch.engines.described import Described
-from weft.launch.journal.job_status import END_S, SAVE_S, Told, read
+from weft.launch.journal.job_status import END_S, SAVE_S, JobStatus, read
 from weft.launch.journal.journal import log_files, reader
 from weft.untrusted import shown_path, translated
 
 WITH_LOGS = ("local", "ssh", "torchrun", "mpirun", "slurm")
-"""Engines of whose jobs the folder tells, logs of ranks too; MPICH's mpirun keeps none."""
+"""Engines whose jobs write a folder, with logs of ranks; MPICH's mpirun keeps none."""
 _GO_ON = os.EX_TEMPFAIL
 _LIVING = (
     "PENDING",
@@ -89,8 +89,8 @@ class Handle(ABC):
                 f"{', '.join(WITH_LOGS)}"
             )
         self._check_rank(rank)
-        told = self._told()
-        number = told.logs if told is not None else None
+        status = self._status()
+        number = status.logs if status is not None else None
         if number is None:
             return ""
         return "".join(text_of(path) for path in log_files(folder, number, rank) if os.path.lexists(path))
@@ -110,21 +110,21 @@ class Handle(ABC):
             return None
         return Path(self.job.folder, self.job.log_dir)
 
-    def _told(self) -> Told | None:
+    def _status(self) -> JobStatus | None:
         """The status of this start in the job's folder; None without one."""
         folder = self._folder()
         with suppress(WeftError):
-            told = read(folder) if folder is not None else None
-            return told if told is not None and self._is_own(told) else None
+            status = read(folder) if folder is not None else None
+            return status if status is not None and self._is_own(status) else None
         return None
 
-    def _is_own(self, told: Told) -> bool:
+    def _is_own(self, status: JobStatus) -> bool:
         """True if a status is that of this start."""
         return False
 
     def _error(self, code: int) -> JobError:
-        told = self._told()
-        failure = told.failure if told is not None else None
+        status = self._status()
+        failure = status.failure if status is not None else None
         if failure is not None and isinstance(failure.get("headline"), str):
             rank = failure.get("rank")
             parts = [failure["headline"], failure.get("details")]
@@ -164,8 +164,8 @@ class ProcessHandle(Handle):
                 return
         self.process.kill()
 
-    def _is_own(self, told: Told) -> bool:
-        launcher = told.run.get("launcher")
+    def _is_own(self, status: JobStatus) -> bool:
+        launcher = status.run.get("launcher")
         return isinstance(launcher, Mapping) and launcher.get("pid") == self.process.pid
 
 
@@ -199,9 +199,9 @@ class SlurmHandle(Handle):
         if self._code is None:
             done = self._asked(["scontrol", "show", "job", "-o", self.number])
             if "Invalid job id" in done.stderr:
-                told = self._told()
-                if told is not None and told.code is not None:
-                    self._code = told.code
+                status = self._status()
+                if status is not None and status.code is not None:
+                    self._code = status.code
                     return self._code
                 raise JobError(
                     f"Slurm has forgotten the job {self.number}: sacct -j {self.number} may know it", 1
@@ -213,8 +213,8 @@ class SlurmHandle(Handle):
                 self._code = number or (0 if state[1] == "COMPLETED" else 1)
         return self._code
 
-    def _is_own(self, told: Told) -> bool:
-        return told.handed_in == self.number
+    def _is_own(self, status: JobStatus) -> bool:
+        return status.handed_in == self.number
 
     def _asked(self, line: Sequence[str]) -> subprocess.CompletedProcess[str]:
         with translated(f"{line[0]} cannot be started", LaunchError):

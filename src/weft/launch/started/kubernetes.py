@@ -13,7 +13,7 @@ from weft.launch.engines.kubernetes import secret_name
 from weft.launch.engines.plan import Plan, is_secret
 from weft.launch.started.cluster import Cluster, Record, Unreachable
 from weft.launch.started.handle import Handle
-from weft.launch.started.pods import Pod, blamed, first_failed, newer, of_rank
+from weft.launch.started.pods import Pod, blamed, first_failed, joined, newer, of_rank
 from weft.launch.started.watched import Watched
 
 TICK_S = 1.0
@@ -24,7 +24,7 @@ STUCK_S = 180.0
 _STOPPED = 143
 _TAIL = 400
 _OVERLAP_S = 15
-"""By which logs are read twice: lines are told apart by their times."""
+"""Logs are read twice over so many seconds; a line's time says whether it is a new one."""
 
 
 class KubernetesHandle(Handle):
@@ -50,7 +50,7 @@ class KubernetesHandle(Handle):
                 self.cluster.delete(job.name)
             raise
         self._code: int | None = None
-        self._told_end = ""
+        self._reason = ""
         self._failed: dict[str, Pod] = {}
         self._pods: list[Pod] = []
         self._answered = time.monotonic()
@@ -127,7 +127,7 @@ class KubernetesHandle(Handle):
         return None
 
     def _poll_if_due(self) -> int | None:
-        """As ``poll``, but where Kubernetes tells of changes it is asked after these only."""
+        """As ``poll``, but where Kubernetes sends changes it is asked after these only."""
         if self._watched is None:
             name = self.job.name
             self._watched = Watched(
@@ -169,8 +169,7 @@ class KubernetesHandle(Handle):
             if each.get("type") in ("Complete", "Completed"):
                 self._code = 0
             elif each.get("type") == "Failed":
-                told = [str(each[part]) for part in ("reason", "message") if each.get(part)]
-                self._told_end = ": ".join(told)
+                self._reason = joined(each)
                 culprit = first_failed(self._failed.values())
                 self._code = culprit.ended.code if culprit is not None and culprit.ended else 1
         if self._code is None and not self._stopped:
@@ -193,7 +192,7 @@ class KubernetesHandle(Handle):
 
     def _error(self, code: int) -> JobError:
         culprit = first_failed(self._failed.values())
-        ending = f"the {self._where} failed{f': {self._told_end}' if self._told_end else ''}"
+        ending = f"the {self._where} failed{f': {self._reason}' if self._reason else ''}"
         if culprit is None:
             return JobError(ending, code)
         log = ""

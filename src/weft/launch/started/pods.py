@@ -76,18 +76,18 @@ def pod_of(record: Mapping[str, Any]) -> Pod | None:
         return None
     names = [str(each.get("name")) for each in spec.get("containers") or [{}]]
     container = next((name for name in names if name in CONTAINERS), names[0])
-    told = status.get("containerStatuses") or []
-    mine: Mapping[str, Any] = next((each for each in told if each.get("name") == container), {})
+    containers = status.get("containerStatuses") or []
+    mine: Mapping[str, Any] = next((each for each in containers if each.get("name") == container), {})
     state = mine.get("state") or {}
     end = state.get("terminated") or (mine.get("lastState") or {}).get("terminated")
     ended = None if end is None else _ended(end)
     phase = str(status.get("phase") or "Pending")
     if ended is None and phase == "Failed":
-        ended = Ended(1, _joined(status), str(about.get("deletionTimestamp") or ""))
-    waits = _joined(state["waiting"]) if state.get("waiting") else ""
+        ended = Ended(1, joined(status), str(about.get("deletionTimestamp") or ""))
+    waits = joined(state["waiting"]) if state.get("waiting") else ""
     if not waits and phase == "Pending":
         found = [each for each in status.get("conditions") or [] if each.get("status") == "False"]
-        waits = next((_joined(each) for each in found if each.get("type") == "PodScheduled"), "")
+        waits = next((joined(each) for each in found if each.get("type") == "PodScheduled"), "")
     node = str(spec.get("nodeName") or "")
     return Pod(str(about.get("name")), index, container, phase, node, waits, ended, attempt)
 
@@ -168,5 +168,6 @@ def _ended(end: Mapping[str, Any]) -> Ended:
     )
 
 
-def _joined(told: Mapping[str, Any]) -> str:
-    return ": ".join(str(told[part]) for part in ("reason", "message") if told.get(part))
+def joined(condition: Mapping[str, Any]) -> str:
+    """The reason and the message of a condition or state."""
+    return ": ".join(str(condition[part]) for part in ("reason", "message") if condition.get(part))

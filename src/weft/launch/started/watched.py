@@ -1,4 +1,4 @@
-"""Notices that something of a job has changed: somebody tells of changes in streams, and where not, asking is left."""
+"""Notices changes of a job: by streams of changes, and where there are none by asking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 AGAIN_S = 30.0
-"""So often it is asked although no change was told."""
+"""So often it is asked although no change came."""
 LEAST_S = 1.0
 """A stream that ends sooner is begun again after that time."""
 TOGETHER_S = 0.1
@@ -18,7 +18,7 @@ _MOST_FAULTS = 3
 class Watched:
     """Changes of a job, by streams that give something for each of them; each is read in a thread of its own.
 
-    A stream that begins tells of what is there. One that fails or ends at once three times in a row is given up.
+    A stream begins with what is there. One that fails or ends at once three times in a row is given up.
 
     Args:
         streams: Each call begins a stream anew.
@@ -35,20 +35,20 @@ class Watched:
             threading.Thread(target=self._read, args=(number, stream), name=name, daemon=True).start()
 
     @property
-    def tells(self) -> bool:
-        """True if changes are told now."""
+    def streaming(self) -> bool:
+        """True if all streams are open."""
         return all(self._open)
 
     def due(self) -> bool:
-        """True if it is time to ask: something has changed, or nobody would tell."""
-        due = self._changed.is_set() or not self.tells or time.monotonic() - self._asked > AGAIN_S
+        """True if it is time to ask: something has changed, or no stream would say so."""
+        due = self._changed.is_set() or not self.streaming or time.monotonic() - self._asked > AGAIN_S
         if due:
             self._changed.clear()  # before the answer comes: a change after that is another one
             self._asked = time.monotonic()
         return due
 
     def wait(self, seconds: float) -> None:
-        """For so long, or until a change is told; those that come together are one."""
+        """For so long, or until a change comes; those that come at once are one."""
         if self._changed.wait(seconds):
             time.sleep(min(seconds, TOGETHER_S))
 

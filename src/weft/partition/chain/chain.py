@@ -18,7 +18,7 @@ from weft.partition.chain.links import Chain, Choice, make_links
 from weft.partition.chain.search import Search
 
 EFFORT = 20_000
-"""How many starts are compared to tell equally balanced cuts apart; more than that are narrowed down first."""
+"""How many starts are compared to choose between equally balanced cuts; more than that are narrowed down first."""
 
 
 def split(
@@ -30,7 +30,7 @@ def split(
     """The partition of every unit, so that the largest partition's cost is as small as it can be.
 
     A partition stays empty only where too few units (a group counts as one) or `fixed` leave no choice.
-    Equally good placements are told apart by fewer crossings (neighbours in the program on different
+    Of equally good placements the one is taken with fewer crossings (neighbours in the program on different
     partitions), then by the smaller sum of squared loads, then by the lower numbers. (Where more than
     `EFFORT` starts could be part of an equally good cut, only those around an even one are compared.) With
     more than `search.COMBINATIONS` choices for spread groups these are moved one at a time for as long as

@@ -10,7 +10,7 @@ partitions have to be carried along), so:
     best largest one, or where what is left cannot fit. It is given up after `NODES` steps; if it comes to
     its end, the placement is the optimum.
 
-What is guaranteed is told by `Placement.bound`: no placement is below it. In the search transfers are counted
+The guarantee is `Placement.bound`: no placement is below it. In the search transfers are counted
 for each segment by itself; a tensor that a partition gets in two of its segments counts once in the result.
 """
 

@@ -28,7 +28,7 @@ def exact(problem: Problem) -> Placement:
     """The best placement with one segment a partition.
 
     A partition stays empty only where nothing else is possible. Among equally good placements plain problems
-    (no transfer, no memory limit, equal devices) are told apart as `chain.split` says; others take the
+    (no transfer, no memory limit, equal devices) are ordered as `chain.split` says; others take the
     choice for spread groups with the fewest crossings, then the smallest sum of squared costs, and inside it
     an even cut. The result is the optimum unless there are more than `search.COMBINATIONS` choices.
 

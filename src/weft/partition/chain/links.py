@@ -34,7 +34,7 @@ class Link:
         return self.units[-1] - self.units[0] + 1 != len(self.units)
 
     def sum(self, values: Sequence[float]) -> float:
-        """The values of its units, added up."""
+        """The sum of the values of its units."""
         return sum(values[unit] for unit in self.units)
 
 

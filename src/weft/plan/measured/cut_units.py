@@ -9,7 +9,7 @@ from weft.plan.parallelism.layer import all_reduce_s
 from weft.topology.cluster import Link
 
 ACTIVATIONS = 24 / 34
-"""The share of a transformer's activations that is in parts where its layers are: of 34 numbers for each of the hidden
+"""The share of a transformer's activations that is sharded where its layers are: of 34 numbers for each of the hidden
 ones 10 are whole (Korthikanti et al., arXiv 2205.05198, equation 2)."""
 
 
@@ -24,7 +24,7 @@ def degrees(graph: Graph, most: int) -> list[int]:
 
 
 def shard_units(graph: Graph, ranks: int, link: Link) -> Graph:
-    """The graph as each of so many ranks has it, between which results are added up over a link.
+    """The graph as each of so many ranks has it, which all-reduce results over a link.
 
     A share c of a unit's times and parameters becomes c / ranks, and of its activations so much of `ACTIVATIONS`. A
     forward pass waits for one sum of its bytes, and a backward pass for another (Megatron-LM, arXiv 1909.08053).
@@ -35,10 +35,10 @@ def shard_units(graph: Graph, ranks: int, link: Link) -> Graph:
     """
     if ranks == 1:
         return graph
-    return Graph([_in_parts(unit, ranks, link) for unit in graph], graph.tensors)
+    return Graph([_sharded(unit, ranks, link) for unit in graph], graph.tensors)
 
 
-def _in_parts(unit: Unit, ranks: int, link: Link) -> Unit:
+def _sharded(unit: Unit, ranks: int, link: Link) -> Unit:
     if unit.cut_ranks < ranks:
         return unit
     saved = unit.cut_share * (1 - 1 / ranks)

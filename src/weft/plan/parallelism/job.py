@@ -30,7 +30,7 @@ class Job:
         optimizer: One of `STATES`.
         fused_attention: Whether attention keeps its scores out of memory (flash attention, arXiv 2205.14135).
         eager: Whether every operation between products is a kernel of its own, as in PyTorch without `torch.compile`.
-        gradient_bytes: Of a gradient as it is added up: 4, or 2 where replicas exchange 16 bits.
+        gradient_bytes: Of a gradient in its sum: 4, or 2 where replicas exchange 16 bits.
         scatters: Whether replicas that share optimizer states get the sum of their share of the gradients only (ZeRO's
             stage 2, arXiv 1910.02054). With weft each gets all of it (stage 1).
         lora: The rank of the adapters that are trained in place of the model; 0: the model itself is trained.

@@ -248,7 +248,7 @@ def between_bytes(job: Job, division: Division, tokens: int) -> float:
     Two norms read and write h numbers each (8 h). Two residual sums with dropout read two, write one and a mask of a
     byte (14 h), or without dropout 12 h. The activation reads and writes f numbers (4 f), with a gate reads two (6 f).
     What is h wide is split over tensor-parallel ranks only along the sequence. The backward pass moves twice as much.
-    With experts tokens are put in order for them (read and written j times: 4 j h), and what they give is added up
+    With experts tokens are put in order for them (read and written j times: 4 j h), and what they give is summed
     (2 j h + 2 h); f is j g + u.
 
     Eager: queries, keys and values are copied apart and rotated besides (8 h and 8 h), and the activation and its gate

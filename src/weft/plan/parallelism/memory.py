@@ -112,7 +112,7 @@ def copies(machines: Machines) -> bool:
 
 
 def with_copies(memory: Memory, division: Division, copied: bool) -> Memory:
-    """The same with what replicas copy of their gradients, if they do: all are there twice when they are added up.
+    """The same with what replicas copy of their gradients, if they do: all are there twice during the all-reduce.
 
     The backward pass has come to its end then, so it is these copies or activations, whichever is more.
     """

@@ -244,10 +244,10 @@ def exchanged_s(
     frozen model gradients, and what an optimizer has changed, are those of its adapters (`trained`).
 
         none          an all-reduce of N gradients
-        optimizer     an all-reduce of N gradients (where `scatters`, they are added up and scattered), and N
+        optimizer     an all-reduce of N gradients (where `scatters`, a reduce-scatter), and N
                       parameters, as products read them, gathered as parameters that ranks share
         parameters    for each microbatch, layer by layer, N parameters are gathered for the forward and again for the
-                      backward pass, and N gradients added up and scattered (Rajbhandari et al., arXiv 1910.02054, 7)
+                      backward pass, and a reduce-scatter of N gradients (Rajbhandari et al., arXiv 1910.02054, 7)
 
     Context-parallel ranks have the same parameters, so they add up with the replicas. Experts are exchanged by those
     that have the same ones.

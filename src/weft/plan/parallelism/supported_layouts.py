@@ -17,7 +17,7 @@ def cannot(job: Job | None, division: Division) -> str:
     if division.experts > 1 and division.context > 1:
         return "experts shared by replicas are not in weft beside context parallelism"
     if division.context > 1 and division.tensor > 1 and division.along:
-        return "tokens in parts between layers that are split, beside context parallelism, are not in weft"
+        return "tokens sharded between layers that are split, beside context parallelism, are not in weft"
     if division.context > 1 and division.sharded != "none":
         return "sharing states or parameters among ranks that share sequences is not in weft"
     if division.schedule == "zb_2p":

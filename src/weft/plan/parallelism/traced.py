@@ -1,4 +1,4 @@
-"""A traced model over machines: replicas and pipelines of its own units, whose times were measured, whole or in parts.
+"""A traced model over machines: replicas and pipelines of its own units, whose times were measured, whole or sharded.
 
 The times are those of the device on which the model was traced, for the microbatch with which it was: machines of that
 kind are meant. Units are placed for each length of the pipeline so that the busiest rank is as small as possible; the

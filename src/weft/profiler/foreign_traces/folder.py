@@ -1,4 +1,4 @@
-"""Reads traces of `torch.profiler` (Chrome's format, one file a rank) as a run, as far as they tell.
+"""Reads traces of `torch.profiler` (Chrome's format, one file a rank) as a run, with what they hold of it.
 
     ProfilerStep#N                             a step
     0F3, PP:0F3, Forward 3, Backward 3         work on a microbatch: ranges of torch.distributed.pipelining, or own ones
@@ -74,8 +74,8 @@ def read_traces(path: Path) -> Run:
         except FormatError as error:
             warnings.append(f"{error}; this file is left out")
     if not traces:
-        told = " ".join(warnings) or f"write one file a rank that ends in {' or '.join(SUFFIXES)}"
-        raise FormatError(f"{shown_path(path)} holds no trace that can be read: {told}")
+        reason = " ".join(warnings) or f"write one file a rank that ends in {' or '.join(SUFFIXES)}"
+        raise FormatError(f"{shown_path(path)} holds no trace that can be read: {reason}")
     ranks = _number(traces)
     warnings += [
         f"{each.path}: {each.damaged} events are damaged and left out" for each in traces if each.damaged

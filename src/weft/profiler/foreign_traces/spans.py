@@ -102,7 +102,7 @@ def _main_thread(events: Sequence[Event], steps: Sequence[Event]) -> int:
 
 
 def meaning(name: str) -> Work | None:
-    """The meaning of a named range, if the name tells.
+    """The meaning of a named range, if its name is known.
 
     >>> meaning("PP:1B3"), meaning("Forward 2"), meaning("Optimizer.step#SGD.step"), meaning("mine")
     (Work(kind='B', stage=1, microbatch=3), Work(kind='F', stage=-1, microbatch=2), Work(kind='optimizer', ...), None)
@@ -199,8 +199,8 @@ def _messages(events: Iterable[Event], kernels: bool) -> Iterator[tuple[str, Eve
 
 def _peer(what: str, event: Event, rank: int, ranks: int) -> int:
     """The rank at the other end, or -1."""
-    told = event.known.get("Dst Rank" if what == "send" else "Src Rank")
-    number = whole(str(told), MOST_RANKS - 1)
+    named = event.known.get("Dst Rank" if what == "send" else "Src Rank")
+    number = whole(str(named), MOST_RANKS - 1)
     if number is not None and number != rank and number < ranks:
         return number
     return 1 - rank if ranks == 2 else -1

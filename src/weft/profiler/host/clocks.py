@@ -96,7 +96,7 @@ class Keeper:
 
     Args:
         folder: Where the ranks of this host record.
-        store: The job's store, which tells its time (`weft.launch.store.JobStore`); a connection of its own is made.
+        store: The job's store, which has a clock (`weft.launch.store.JobStore`); a connection of its own is made.
         own: Which clock this rank's is: :func:`weft.profiler.clock.clock_identity`.
         number: Which of the job's recordings this is.
     """
@@ -137,7 +137,7 @@ class Keeper:
 
 
 def keep(folder: Path, rank: int, store: Any, own: bytes, number: int = 1) -> Keeper | None:
-    """Begin to ask for the time. Rank 0 only says which clock is its own; a store that tells no time leaves it at that.
+    """Begin to ask for the time. Rank 0 only says which clock is its own; a store without a clock leaves it at that.
 
     What an earlier job left in the folder goes. ``number``: which of the job's recordings this is.
     """

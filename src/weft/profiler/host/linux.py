@@ -24,7 +24,7 @@ class Core(NamedTuple):
 
 class Threads(NamedTuple):
     """The number of threads of the host that run or want to, and the number of the last one that began; 0: it does
-    not tell."""
+    not say."""
 
     running: int = 0
     last: int = 0
@@ -68,7 +68,7 @@ class Stat(Kept):
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
 
     def look(self) -> list[Core]:
-        """The seconds of each core until now; none where the file does not tell."""
+        """The seconds of each core until now; none where the file does not say."""
         found = []
         for line in self.read().split(b"\n")[1:]:  # the first one is of all together
             if not line.startswith(b"cpu"):
@@ -86,7 +86,7 @@ class Stat(Kept):
 
 
 def started_by(pids: Iterable[int], files: str = "/proc") -> dict[int, list[int]]:
-    """For each of these processes those that it has started, and these in turn; nothing where the system does not tell.
+    """For each of these processes those that it has started, and these in turn; nothing where the system does not say.
 
     Every process of the host is read of once, for all of `pids`.
     """

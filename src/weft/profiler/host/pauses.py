@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from weft.profiler.recorder import Recorder
 
 LEAST_S = 100e-6
-"""Shorter collections are not told."""
+"""Shorter collections are not recorded."""
 
 _recorded: weakref.WeakSet[Watch] = weakref.WeakSet()
 

@@ -110,8 +110,8 @@ class Sampler:
         own_pid: The process that samples, which is no loader.
         used: Processor seconds of this thread.
         threads: Those of the host.
-        cores: What its cores have done; where this tells nothing, `system` is asked.
-        started: What each process has started, and these in turn; where this tells nothing, `system` is asked.
+        cores: What its cores have done; where this is empty, `system` is asked.
+        started: What each process has started, and these in turn; where this is empty, `system` is asked.
     """
 
     def __init__(

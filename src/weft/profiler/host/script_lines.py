@@ -79,7 +79,7 @@ class ScriptLines:
         self._write()
 
     def _queued_s(self) -> float:
-        """Seconds for which the main thread has waited for a core so far; 0 where the system does not tell."""
+        """Seconds for which the main thread has waited for a core so far; 0 where the system does not say."""
         with suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/self/task/{self._main.native_id}/schedstat").read_text()
             return int(text.split()[1]) * 1e-9

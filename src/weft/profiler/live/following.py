@@ -41,7 +41,7 @@ FIRST_BYTES = 4 << 20
 PART_BYTES = 16 << 20
 """No look reads more of one file."""
 FIRST_READ = 256
-"""Bytes by which the files of two jobs are told apart: a header, with what its clock said when the file began."""
+"""The first bytes of a file, which differ between jobs: a header, with the clock's reading when the file began."""
 _LINE_BYTES = 1 << 20
 _NAME = re.compile(r"rank(\d{1,7})\.(spans|steps\.jsonl|facts\.json)")
 
@@ -201,7 +201,7 @@ class Follower:
 
 
 def _steps(spans: deque[Span]) -> list[Step]:
-    """The steps, as far as spans alone tell of them."""
+    """The steps, as far as spans alone show them."""
     found: dict[int, dict[str, float]] = {}
     for span in spans:
         kind = "work" if span.kind in WORK else span.kind
@@ -244,8 +244,8 @@ class Judged:
     def of(self, run: Run) -> list[Finding]:
         """The findings on the last steps: causes in the order of the verdict, then their consequences."""
         if self._clock() >= self._next and run.timeline.spans:
-            told = verdict(judge(self._rules, Analysis(run)), self._rules).findings
-            found = [each for each in told if each.status in FOUND]
+            judged = verdict(judge(self._rules, Analysis(run)), self._rules).findings
+            found = [each for each in judged if each.status in FOUND]
             self._found = sorted(found, key=lambda each: bool(each.explained_by))
             self._next = self._clock() + self._every_s
         return self._found

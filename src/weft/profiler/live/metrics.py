@@ -31,12 +31,12 @@ from weft.untrusted import cut, parse_json
 from weft.watch.heartbeat import Sign, State
 
 MOST_VALUES = 16
-"""So many names of logged values are told."""
+"""So many names of logged values are exported."""
 LAST = 20
 """Steps of a recording that a mean is made of."""
 _AHEAD_S = 5.0
 """The clock of a file server may be so far behind."""
-_TOGETHER = 8
+_MOST_REQUESTS = 8
 """So many requests are answered at once."""
 _PATIENCE_S = 5.0
 _LOOPBACK = "127.0.0.1"
@@ -122,16 +122,16 @@ class Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
-            told = list(self._told())
+            rows = list(self._rows())
         families: dict[str, Any] = {}
-        for name, rank, value, labels in told:
+        for name, rank, value, labels in rows:
             if name not in families:
                 kind = CounterMetricFamily if name == "weft_steps" else GaugeMetricFamily
                 families[name] = kind(name, MEANINGS[name], labels=["rank", *labels])
             families[name].add_metric([str(rank), *labels.values()], value)
         return families.values()
 
-    def _told(self) -> Iterator[tuple[str, int, float, Mapping[str, str]]]:
+    def _rows(self) -> Iterator[tuple[str, int, float, Mapping[str, str]]]:
         run = self._follower.look() if self._follower is not None else None
         signs = self._signs()
         for rank, sign in signs.items():
@@ -181,7 +181,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(address, handler)
-        self._free = threading.BoundedSemaphore(_TOGETHER)
+        self._free = threading.BoundedSemaphore(_MOST_REQUESTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):
@@ -200,7 +200,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Endpoint:
-    """The endpoint, open but not yet answering, so that a port that is taken is told before anything runs.
+    """The endpoint, open but not yet answering, so that a port that is taken is an error before anything runs.
 
     Raises:
         LaunchError: prometheus-client is not installed, or the port cannot be had.

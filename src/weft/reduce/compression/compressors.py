@@ -258,7 +258,7 @@ def powersgd(rank: int = 4, start: int = 10) -> Compression:
 
     Paper: Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", arXiv
     1905.13727. It is done by ``torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.powerSGD_hook``. One matrix
-    for the whole tensor needs no shapes of parameters, and loses more than the paper's one for each parameter.
+    for all of the tensor needs no shapes of parameters, and loses more than the paper's one for each parameter.
     Formula: ``P = average(M Q)``, made orthogonal; ``Q = average(M^T P)``; ``average = P Q^T``; ``error = M - P Q^T``.
     Bytes moved: an all-reduce of ``8 rank sqrt(N)`` bytes instead of ``4 N``, for N values. A tensor for
     which that would be more is summed as it is.

@@ -54,7 +54,7 @@ def make(spec: str) -> Compression:
 
     Raises:
         ConfigError: A name or an option is unknown, a value is not legal, or a chain goes on after its end. All
-            faults are told at once.
+            faults are named at once.
     """
     faults: list[str] = []
     parts = spec.split("+")

@@ -54,7 +54,7 @@ class Point(NamedTuple):
     x: float
     y: float
     kind: str
-    told: str
+    tooltip: str
 
 
 class Label(NamedTuple):
@@ -114,8 +114,8 @@ def scatter(found: Found, limit_bytes: float) -> Scatter | None:
     points, names = [], []
     for plan, kind, name in named:
         x, y = across.place(plan.seconds), 100 - up.place(plan.memory.total / GIB)
-        told = f"{plan.division}: {format_seconds(plan.seconds)}, {format_bytes(plan.memory.total)}"
-        points.append(Point(x, round(y, 2), kind, f"{name or 'weft'}: {told}"))
+        text = f"{plan.division}: {format_seconds(plan.seconds)}, {format_bytes(plan.memory.total)}"
+        points.append(Point(x, round(y, 2), kind, f"{name or 'weft'}: {text}"))
         names += [(x, round(y, 2), name)] if name else []
     return Scatter(
         points, labels(names), round(100 - up.place(limit_bytes / GIB), 2), f"limit {format_bytes(limit_bytes)}",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft.plan.parallelism.search import Plan
 from weft.plan.parallelism.step import crossing_rounds
-from weft.report.picture import told
+from weft.report.picture import tooltip
 from weft.report.plan.pictures import LOOKS
 from weft.schedule import make
 from weft.simulate import Links, Simulation, StageCost, simulate
@@ -34,10 +34,10 @@ class Box(NamedTuple):
     width: float
     top: float
     label: str
-    told: str
+    tooltip: str
 
 
-class Lane(NamedTuple):
+class RankLane(NamedTuple):
     """A rank's step."""
 
     name: str
@@ -58,7 +58,7 @@ class Pipeline:
     """
 
     note: str
-    lanes: list[Lane]
+    lanes: list[RankLane]
     parts: list[str]
     sides: tuple[str, ...]
     step_s: float
@@ -114,7 +114,7 @@ def _drawn(plan: Plan, step: Simulation) -> Pipeline:
         own = [span for span in spans if span.rank == rank]
         stages = sorted({span.stage for span in own if span.stage >= 0})
         boxes = [_box(span, step.step_s, stages) for span in own]
-        lanes.append(Lane(f"rank {rank}", boxes, f"{step.idle[rank].bubble:.0%}"))
+        lanes.append(RankLane(f"rank {rank}", boxes, f"{step.idle[rank].bubble:.0%}"))
     kinds = {span.kind for span in spans}
     ends = tuple(format_seconds(step.step_s * share) for share in (0.5, 1.0))
     return Pipeline(
@@ -128,7 +128,7 @@ def _box(span: Span, step_s: float, stages: list[int]) -> Box:
     label = str(span.microbatch) if span.microbatch >= 0 else ""
     return Box(
         span.kind, round(span.start_s / step_s * 100, 3), round(width, 3), min(lower, LOWEST),
-        label if width >= NARROWEST[min(len(label), 2)] else "", told(span),
+        label if width >= NARROWEST[min(len(label), 2)] else "", tooltip(span),
     )  # fmt: skip
 
 

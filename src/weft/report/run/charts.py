@@ -295,8 +295,8 @@ def bars(
             width = seconds / longest * 100
             share = seconds / total if total else 0.0
             label = f"{share:.0%}" if width >= 9 and share < 1.0 else ""
-            told = f"{LOOKS[part].name}: {text(seconds)}, {percent(share)}"
-            pieces.append(Piece(part, round(reached, 3), round(width, 3), told, label))
+            tooltip = f"{LOOKS[part].name}: {text(seconds)}, {percent(share)}"
+            pieces.append(Piece(part, round(reached, 3), round(width, 3), tooltip, label))
             reached += width
         made.append(Bar(name, pieces, text(total)))
     used = [*dict.fromkeys(part for _, parts in rows for part, seconds in parts.items() if seconds > 0.0)]

@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
 
 def run_page(report: Report) -> str:
-    """The text of an HTML file that tells why a run is as slow as it is; of long runs the timeline has fewer steps.
+    """The text of an HTML file that shows why a run is as slow as it is; of long runs the timeline has fewer steps.
 
     Raises:
         UsageError: Jinja2 is not installed.

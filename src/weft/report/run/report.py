@@ -17,7 +17,7 @@ from weft.rules.verdict import Verdict
 
 OUTLIER_DEVIATIONS, OUTLIER_SHARE = 6.0, 0.2
 """A step is an outlier above the median by so many median deviations, and by this share of it."""
-TOLD = (*FOUND, Status.ERROR)
+SHOWN = (*FOUND, Status.ERROR)
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Report:
     @cached_property
     def found(self) -> list[Finding]:
         """Findings that say what is to be mended or known, and rules that failed."""
-        return [each for each in self.findings if each.status in TOLD]
+        return [each for each in self.findings if each.status in SHOWN]
 
     @cached_property
     def others(self) -> list[Finding]:
         """The findings of the other rules: nothing is wrong, or too little is known."""
-        return [each for each in self.findings if each.status not in TOLD]
+        return [each for each in self.findings if each.status not in SHOWN]
 
     @cached_property
     def step_times(self) -> list[tuple[int, float, float]]:

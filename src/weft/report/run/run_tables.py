@@ -71,7 +71,7 @@ def run_times(report: Report) -> Table:
 
 
 def settings(report: Report) -> Table:
-    """All settings that the job told."""
+    """All settings that the job recorded."""
     rows = [(name, str(value)) for name, value in sorted(_settings(report).items())]
     return Table("All settings", ("setting", "value"), rows)
 

@@ -76,7 +76,7 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
     The first are ``<name>/<slot>``, such as ``dense/kernel/momentum``; the others have a name without ``/``, such as
     ``iteration``. ``named``: the variables of the models by name, in their order.
 
-    Keras tells only by its name whose slot a variable is: the optimizer's name, the other variable's and the slot's.
+    Keras shows only by its name whose slot a variable is: the optimizer's name, the other variable's and the slot's.
     Several of one name come in the order of the variables that the optimizer was built for. Slots with names of their
     own (Adafactor's rows and columns) are found by the optimizer's lists that have one entry for each of these.
     """
@@ -103,7 +103,7 @@ def optimizer_state(optimizer: Any, named: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def check_known(joined: Session, optimizer: Any, own: Mapping[str, Any]) -> None:
-    """Refuse to save tensors of an optimizer that are kept for trained variables, when nobody can tell for which.
+    """Refuse to save tensors of an optimizer that are kept for trained variables, when nobody can say for which.
 
     Raises:
         CheckpointError: There are some, and other partitions have others under the same names.
@@ -113,7 +113,7 @@ def check_known(joined: Session, optimizer: Any, own: Mapping[str, Any]) -> None
     if unknown and joined.settings.partitions > 1:
         kind = type(optimizer).__name__
         raise CheckpointError(
-            f"{kind} keeps {listed(unknown)}, and nothing tells for which weights: not saved. Make it by "
+            f"{kind} keeps {listed(unknown)}, and nothing says for which weights: not saved. Make it by "
             "add_variable_from_reference in build(), or keep it in a list with one entry for each trained variable"
         )
 

@@ -145,7 +145,7 @@ def _whole_optimizer(joined: Session, model: Any) -> Any:
     given = {path: each for path, each in slots.items() if path.rpartition("/")[0] in mine} | own
     found: dict[str, Any] = {}
     for rank in joined.peers("pp"):
-        theirs = _told(port, rank, given if rank == joined.rank else {})
+        theirs = _broadcast_values(port, rank, given if rank == joined.rank else {})
         behind = any(
             name.startswith("iter") and theirs[name] < found[name] for name in theirs.keys() & found.keys()
         )
@@ -158,7 +158,7 @@ def _whole_optimizer(joined: Session, model: Any) -> Any:
     return made
 
 
-def _told(port: Any, rank: int, variables: dict[str, Any]) -> dict[str, Any]:
+def _broadcast_values(port: Any, rank: int, variables: dict[str, Any]) -> dict[str, Any]:
     """The values of a rank's variables by name, on every rank."""
     arrays = {name: array_of(each) for name, each in variables.items()}
     kinds = json.dumps({name: [each.dtype.name, each.shape] for name, each in arrays.items()})

@@ -261,9 +261,7 @@ def _land(joined: Session, reader: ShardReader, what: Contents, landing: Landing
         if path not in wanted.values() and reader.index.tensors[path].shape
     ]
     if unknown:
-        wrong.append(
-            f"the save keeps {listed(unknown)} of the {section}, and does not tell for which weights"
-        )
+        wrong.append(f"the save keeps {listed(unknown)} of the {section}, and does not say for which weights")
     if wrong:
         raise CheckpointError(f"{reader.folder} does not fit this script: {'; '.join(wrong)}")
     for name, path in wanted.items():

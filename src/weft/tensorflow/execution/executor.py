@@ -193,10 +193,10 @@ class InGraph:
         self._after: list[Any] = []
         self._records = messages.records
 
-    def _tell(self, tell: Any) -> None:
+    def _call(self, function: Any) -> None:
         """An operation that calls Python, after all before it."""
         with tf.control_dependencies(self._after):
-            done = private.call_in_order(lambda: (tell(), 0)[1], [], tf.int32)
+            done = private.call_in_order(lambda: (function(), 0)[1], [], tf.int32)
         self._after = [done.op]
 
     def begin(self, trains: bool, tensors: Sequence[Any]) -> None:
@@ -237,18 +237,18 @@ class InGraph:
         kind, microbatch, stage = what
         messages = self._messages
         if self._records:
-            self._tell(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
+            self._call(lambda: messages.start("forward" if kind == "F" else "backward", microbatch))
         found, done = function.in_graph(inputs, self._after)
         if done:  # of a call without effects only some operations may wait for what is before it
             self._after = [tf.group(*done, *self._after)]
         if self._records:
-            self._tell(lambda: messages.done(kind, microbatch, stage))
+            self._call(lambda: messages.done(kind, microbatch, stage))
         return found
 
     def end(self, results: list[list[Any]]) -> list[list[Any]]:
         messages = self._messages
         if messages.proof is None:
-            self._tell(messages.end)
+            self._call(messages.end)
             return results
         wanted, handles = messages.proof.wanted(results), messages.proof.handles
         at = {id(each): number for number, each in enumerate(wanted)}

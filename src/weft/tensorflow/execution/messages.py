@@ -1,4 +1,4 @@
-"""A step's messages on one rank, and what it tells of itself: called from Python, and from inside of a graph."""
+"""A step's messages on one rank, and its records: called from Python, and from inside of a graph."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Watcher(Protocol):
 
 
 def compare_calls(session: Session, step: int, call: str) -> StepCheck:
-    """Tell the other ranks of the pipeline what this one was called with; compare with the first one, at least.
+    """Send the other ranks of the pipeline what this one was called with; compare with the first one, at least.
 
     Raises:
         DivergenceError: They were called with something else.
@@ -98,11 +98,11 @@ def describe_call(name: str, paths: Sequence[str], tensors: Sequence[Any], every
 class Messages:
     """The messages and the recording of this rank's step.
 
-    Whatever fails here has been told to the other ranks when the error is raised. Inside of a graph it becomes one of
+    Whatever fails here has been sent to the other ranks when the error is raised. Inside of a graph it becomes one of
     TensorFlow's own errors.
 
     Attributes:
-        records: Whether the phases are told to a recording. A graph that was traced without goes on so.
+        records: Whether the phases are recorded. A graph that was traced without goes on so.
         proof: What compares the step with one process, if something does.
     """
 
@@ -139,7 +139,7 @@ class Messages:
         if session.recorder is not None and not self.records:
             self.records = True
             log.warning(
-                "the recording tells when %s ran, and nothing of what is in it: the tf.function around was traced "
+                "the recording has when %s ran, and nothing of what is in it: the tf.function around was traced "
                 "before the recording began. Record from the first weft.init on, or make that function anew",
                 self._name,
             )
@@ -173,7 +173,7 @@ class Messages:
             raise session.failure
 
     def open(self) -> None:
-        """A step of a process without others is called: it is counted, and told, at its end."""
+        """A step of a process without others is called: it is counted, and recorded, at its end."""
         self._at_s = time.perf_counter()
 
     def close(self, evaluates: bool, tensors: Sequence[Any]) -> None:
@@ -198,7 +198,7 @@ class Messages:
         with session.guarded():
             self._send(sent, tensors)
             found = [self._receive(item) for item in received]
-            if found:  # a graph does not tell what it does then
+            if found:  # a graph does not show what it does then
                 session.monitor.note("compute", session.steps, received[0].microbatch)
             return found
 

@@ -27,7 +27,7 @@ Asked = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], None]
 
 @contextmanager
 def watch_gradients(graph: Any, differentiated: Differentiated, asked: Asked) -> Iterator[None]:
-    """Tell of gradients that are taken inside, while a graph is traced.
+    """Report gradients that are taken inside, while a graph is traced.
 
     ``differentiated(name, first, end)``: for the gradient of the operation of that name, those from number ``first`` to
     ``end`` were made. ``asked(targets, sources, gradients)``: of what, for what, and what came.
@@ -63,7 +63,7 @@ def outside_of_graphs() -> Iterator[None]:
 def watch_asked(
     asked: Asked, inside: Callable[[], bool] = lambda: True, outermost: bool = False
 ) -> Iterator[None]:
-    """Tell what gradients someone asks for, and gets, where ``inside()`` says so.
+    """Report what gradients someone asks for, and gets, where ``inside()`` says so.
 
     ``outermost``: not what is asked while a gradient is computed, for the body of a loop or by `tf.recompute_grad`.
     """
@@ -105,7 +105,7 @@ def watch_asked(
 def _watch_operations_on_tapes(
     graph: Any, inside: Callable[[], bool], differentiated: Differentiated
 ) -> Iterator[None]:
-    """Tell of the gradients of operations that a tape takes."""
+    """Report the gradients of operations that a tape takes."""
     recorded, of_operation = execute.record_gradient, backprop._gradient_function
     operation_of: dict[int, tuple[str, Any]] = {}
 
@@ -137,7 +137,7 @@ def _watch_operations_on_tapes(
 def _watch_functions_on_tapes(
     graph: Any, inside: Callable[[], bool], differentiated: Differentiated
 ) -> Iterator[None]:
-    """Tell of the gradients of calls that a tape takes: of functions, and of those with gradients of their own."""
+    """Report the gradients of calls that a tape takes: of functions, and of those with gradients of their own."""
     by_hand = record.record_operation
 
     def note(
@@ -167,7 +167,7 @@ def _watch_functions_on_tapes(
 
 @contextmanager
 def _watch_graphs(graph: Any, inside: Callable[[], bool], differentiated: Differentiated) -> Iterator[None]:
-    """Tell of the gradients of operations that ``tf.gradients`` takes."""
+    """Report the gradients of operations that ``tf.gradients`` takes."""
     in_graph = gradients_util._MaybeCompile
 
     def taken(scope: str, operation: Any, function: Any, gradient: Any) -> Any:

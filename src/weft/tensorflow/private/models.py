@@ -51,7 +51,7 @@ def watch_layers(graph: Any, called: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextmanager
 def layers_evaluate() -> Iterator[None]:
-    """Inside, layers that are told to train do not: they are called with ``training=False``."""
+    """Inside, layers that are asked to train do not: they are called with ``training=False``."""
     with ExitStack() as stack:
         for each in layer_classes():
             original = each.__call__
@@ -186,7 +186,7 @@ def held_means(model: Any) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def watch_reductions(reduced: Callable[[Any, str | None, Any, Any, bool], None]) -> Iterator[None]:
-    """Tell of each loss of Keras 3 that is computed inside.
+    """Report each loss of Keras 3 that is computed inside.
 
     ``reduced(loss, reduction, weights, mask, scalar)``: the loss, how it was reduced, the weights of its values with
     the mask in them, the mask, and whether there was a single value.
@@ -309,7 +309,7 @@ def watch_epochs() -> Iterator[list[Callable[[int], None]]]:
     """Inside, for each kind of data that loops of Keras go through there is a function that begins and ends an epoch of
     it without drawing a batch: the next epoch is shuffled as the one behind that would have been.
 
-    It is told how many batches an epoch has. Keras asks for an iterator more where it knows that by itself.
+    It gets the number of batches of an epoch. Keras asks for an iterator more where it knows that by itself.
     """
     original = trainer.TFEpochIterator
     found: list[Callable[[int], None]] = []

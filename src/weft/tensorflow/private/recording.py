@@ -1,6 +1,6 @@
-"""When TensorFlow waits for the next element of a data set, and when an optimizer works: what a recording tells.
+"""When TensorFlow waits for the next element of a data set, and when an optimizer works: for a recording.
 
-XLA compiles no calls of Python. What is traced for XLA goes without them, and is not told.
+XLA compiles no calls of Python. What is traced for XLA goes without them, and is not recorded.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def free(variable: Any, named: str) -> None:
 
 
 def _take_new_handle(variable: Any, named: str) -> None:
-    """Let a variable have the handle of something that is not there; whoever reads it is told this name."""
+    """Let a variable have the handle of something that is not there; whoever reads it gets this name in an error."""
     former = variable.handle
     with tf.init_scope(), tf.device(former.device):
         handle = tf.raw_ops.VarHandleOp(

@@ -2,7 +2,7 @@
 
 In a graph each call is one operation that calls Python when the graph runs. TensorFlow runs those of a ``tf.function``
 in the order of their making, so that the ranks meet in the same call. Gradients of embeddings are no tensors that could
-be added up: the rows of all ranks come after one another.
+be summed: the rows of all ranks come after one another.
 
 Tensors travel as one flat tensor for each type, because what is sent over a network goes faster in one piece.
 """
@@ -116,7 +116,7 @@ def average(tensors: Sequence[Any], session: Session, number: int = 0, axis: str
     They travel as the settings ``all_reduce`` and ``compression`` say. A gradient by rows (``tf.IndexedSlices``) has
     the rows of all replicas, as one process has those of the whole batch; they travel as they are.
 
-    ``number``: tells calls with different tensors apart, for a compression that makes up for its errors in the next
+    ``number``: differs between calls with different tensors, for a compression that makes up for its errors in the next
     call. ``axis``: the ranks that average, along an axis of the mesh.
 
     Raises:
@@ -142,11 +142,11 @@ def _means(tensors: list[Any], session: Session, number: int, axis: str) -> list
         return []
 
     def run(given: Sequence[Any]) -> list[Any]:
-        lane = _lane(session, axis)
+        queue = _queue(session, axis)
         check = Check(session, axis, [f"{each.dtype.name}{each.shape.as_list()}" for each in given])
-        flat = Flat(given, lane.scale)
+        flat = Flat(given, queue.scale)
         check.finish()
-        works = [lane.launch(number, part) for part in flat.parts]
+        works = [queue.launch(number, part) for part in flat.parts]
         for work in works:
             work.wait()
         return flat.tensors()
@@ -290,8 +290,8 @@ class Check:
         )
 
 
-def _lane(session: Session, axis: str) -> AllReduceQueue:
-    """The way of averages over an axis; all its ranks make theirs at once. A repeated ``init`` may ask for another."""
+def _queue(session: Session, axis: str) -> AllReduceQueue:
+    """The queue of all-reduces over an axis; its ranks make theirs at once. A repeated ``init`` may ask for another."""
     settings = session.settings
     key = (
         AllReduceQueue,

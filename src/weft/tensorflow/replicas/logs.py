@@ -80,7 +80,7 @@ def _counted(value: Any, weight: Any) -> Any:
 
 
 def _sums(parts: list[Any], group: Any) -> list[Any]:
-    """Arrays, each added up over the ranks of a group, in double precision on the way."""
+    """Arrays, each summed over the ranks of a group, in double precision on the way."""
     flat = torch.from_numpy(
         np.concatenate([np.zeros(0), *(each.ravel().astype("float64") for each in parts)])
     )

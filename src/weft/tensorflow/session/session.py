@@ -74,7 +74,7 @@ class Session(base.Session):
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Whatever fails inside is told to the other ranks: inside of a graph it becomes an error of TensorFlow's."""
+        """Whatever fails inside is sent to the other ranks: inside of a graph it becomes an error of TensorFlow's."""
         try:
             yield
         except BaseException as error:

@@ -112,14 +112,14 @@ def sum_over(session: Session, axis: str, numbers: Any, what: str) -> Any:
     if len(session.peers(axis)) == 1:
         return numbers
 
-    def add_up(given: Any) -> Any:
+    def all_reduce(given: Any) -> Any:
         with session.guarded(), session.doing(what):
             total = to_torch(given).to(torch.float64).clone()
             dist.all_reduce(total, group=session.group(axis))
             return tf.constant(total.tolist(), given.dtype)
 
     if tf.executing_eagerly():
-        return add_up(numbers)
-    found = private.call_in_order(add_up, [numbers], numbers.dtype)
+        return all_reduce(numbers)
+    found = private.call_in_order(all_reduce, [numbers], numbers.dtype)
     found.set_shape(numbers.shape)
     return found

@@ -114,10 +114,10 @@ def twins_of(used: Sequence[Any], models: Iterable[Any], owners: Mapping[int, in
     ]
 
 
-def reasons_to_tell(models: Sequence[Any], new: Sequence[Any]) -> list[str]:
+def differing_twins(models: Sequence[Any], new: Sequence[Any]) -> list[str]:
     """Models that have the variables of one of the ``new`` ones, and not on the same ranks, in words."""
     split = [each for each in models if each.partitioned]
-    told = [
+    reasons = [
         f"{one.module.name} and {other.module.name} are alike, and their variables lie on different partitions"
         for one, other in combinations(split, 2)
         if (one in new or other in new)
@@ -130,12 +130,12 @@ def reasons_to_tell(models: Sequence[Any], new: Sequence[Any]) -> list[str]:
             (each for each in new if len(each.all_variables()) == len(mine) and alike(plain, each)), None
         )
         if twin is not None and not of_models & {key for key, _ in mine}:
-            told.append(
+            reasons.append(
                 f"{plain.name} is alike to {twin.module.name}, which is split, and is whole on each rank; hand it over "
                 "to weft.DistributedModel, too"
             )
             break
-    return [f"{each}: {PAIRS}" for each in told]
+    return [f"{each}: {PAIRS}" for each in reasons]
 
 
 PAIRS = (

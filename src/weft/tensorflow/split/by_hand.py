@@ -33,7 +33,7 @@ def partition(index: int) -> Iterator[None]:
 
     def add(first: int, end: int) -> None:
         assert marks is not None
-        marks.by_hand.insert(0, (index, first, end))  # inner ones end first, and are told last
+        marks.by_hand.insert(0, (index, first, end))  # inner ones end first, and come last
 
     with capture.noted(add):
         yield

@@ -1,4 +1,4 @@
-"""The partition of each unit, and the schedule: decided on one rank, told to all as text."""
+"""The partition of each unit, and the schedule: decided on one rank, and sent to all as text."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def compare_graphs(session: Session, record: Record) -> None:
         if len(set(found)) == 1:
             return
         shown = [f"{each.kind} ({each.name}, {sum(each.sizes)} bytes)" for each in record.operations]
-        told = [json.loads(text) for text in gather_texts(json.dumps([lines, shown]), port)]
+        graphs = [json.loads(text) for text in gather_texts(json.dumps([lines, shown]), port)]
     other = next(place for place, text in enumerate(found) if text != found[0])
-    (first, one), (second, two) = told[0], told[other]
+    (first, one), (second, two) = graphs[0], graphs[other]
     pairs = enumerate(zip(first, second, strict=False))
     at = next((number for number, (a, b) in pairs if a != b), min(len(first), len(second)))
     mine_is, theirs = (names[at] if at < len(names) else "nothing more" for names in (one, two))

@@ -1,4 +1,4 @@
-"""Numbers that belong together, depend on each other in a circle, or come after each other."""
+"""Disjoint sets, cycles and orders of numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 
-class Together:
-    """Numbers that belong together, as they are told.
+class DisjointSets:
+    """The numbers below ``count`` in disjoint sets, which are joined (union-find).
 
-    >>> sets = Together(4)
+    >>> sets = DisjointSets(4)
     >>> sets.join(0, 2)
     >>> sets.of(2) == sets.of(0), sets.of(1) == sets.of(3)
     (True, False)
@@ -20,7 +20,7 @@ class Together:
         self._parent = list(range(count))
 
     def of(self, number: int) -> int:
-        """The number that stands for all that belong to this one: the smallest."""
+        """The smallest number in the set of this one, which stands for the set."""
         root = number
         while self._parent[root] != root:
             root = self._parent[root]
@@ -29,12 +29,12 @@ class Together:
         return root
 
     def join(self, one: int, other: int) -> None:
-        """These two, and all that belong to them, belong together."""
+        """Join the sets of these two."""
         low, high = sorted((self.of(one), self.of(other)))
         self._parent[high] = low
 
     def join_all(self, numbers: Iterable[int]) -> None:
-        """All of these belong together."""
+        """Join the sets of all of these."""
         first, *others = numbers
         for other in others:
             self.join(first, other)

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from weft.graph.model import Graph, Tensor, Unit
-from weft.tensorflow.split.sets import Together, circles, in_order
+from weft.tensorflow.split.sets import DisjointSets, circles, in_order
 from weft.tensorflow.trace.operations import Operation, Record, Value, Variable
 
 
@@ -66,7 +66,7 @@ def find_replicated(record: Record, order: list[int]) -> set[int]:
 
 def variable_sets(record: Record) -> list[list[int]]:
     """All variables, in sets that belong to one partition: one operation uses them at once, or models are alike."""
-    sets = Together(len(record.variables))
+    sets = DisjointSets(len(record.variables))
     for operation in record.operations:
         if operation.reads:
             sets.join_all(operation.reads)
@@ -83,7 +83,7 @@ def make_units(record: Record) -> Units:
     order = record.in_order()
     replicated = find_replicated(record, order)
     inside = _find_inside(record, order, replicated)
-    sets = Together(len(record.operations))
+    sets = DisjointSets(len(record.operations))
     _join(record, sets, inside)
     edges = _edges(record, order, sets, inside)
     while found := circles(edges):
@@ -102,7 +102,7 @@ def _first_of_alike(record: Record, members: dict[int, list[int]]) -> dict[int, 
     first = {root: min(numbers) for root, numbers in members.items()}
     if not record.alike:
         return first
-    sets = Together(len(record.variables))
+    sets = DisjointSets(len(record.variables))
     for one, other in record.alike:
         sets.join(one, other)
     reads = {
@@ -139,7 +139,7 @@ def _needed_by(record: Record, forward: set[int], replicated: set[int]) -> set[i
     return found
 
 
-def _join(record: Record, sets: Together, inside: set[int]) -> None:
+def _join(record: Record, sets: DisjointSets, inside: set[int]) -> None:
     """All that must be in one unit for reasons of its own."""
     by_label: dict[str, list[int]] = defaultdict(list)
     using: dict[int, list[int]] = defaultdict(list)
@@ -171,7 +171,7 @@ def _inseparable(record: Record, operation: Operation) -> list[int]:
     ]
 
 
-def _edges(record: Record, order: list[int], sets: Together, inside: set[int]) -> dict[int, set[int]]:
+def _edges(record: Record, order: list[int], sets: DisjointSets, inside: set[int]) -> dict[int, set[int]]:
     """The units that each unit depends on, through operations outside of units as well; by the units' roots."""
     reach: dict[int, frozenset[int]] = {}
     edges: dict[int, set[int]] = {sets.of(number): set() for number in inside}
@@ -258,7 +258,7 @@ def _owners(record: Record, members: list[list[int]]) -> dict[int, list[int]]:
 
 def _groups(owners: dict[int, list[int]], count: int) -> list[str | None]:
     """The group of each of so many units: those that use one variable, directly or through others, have one."""
-    sets = Together(count)
+    sets = DisjointSets(count)
     for using in owners.values():
         sets.join_all(using)
     roots = [sets.of(index) for index in range(count)]

@@ -48,7 +48,7 @@ class Capture:
         record: Its operations as plain records.
         operations: The graph's operations, in the order of the record.
         gradients: Of each tensor that the step returns, flat, the key of the variable whose gradient it is.
-        feeds: Of each stand-in that is no argument and no variable, the tensor outside.
+        feeds: Of each placeholder that is no argument and no variable, the tensor outside.
         variables: The handles of the variables, in the order of the record.
     """
 
@@ -83,7 +83,7 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def noted(add: Callable[[int, int], None]) -> Iterator[None]:
-    """``add(first, next)`` is told which operations were made inside, where a step is being traced."""
+    """``add(first, next)`` gets the operations that were made inside, where a step is being traced."""
     if not _tracing:
         yield
         return
@@ -122,7 +122,7 @@ def capture(
 
     Args:
         name: The step's name.
-        function: Called with the stand-ins of the tensors.
+        function: Called with the placeholders of the tensors.
         arguments: What they are like.
         name_of: From a variable's handle to its name, if it belongs to a model that is split; None for others.
     """
@@ -130,7 +130,7 @@ def capture(
     with private.step_graph(name) as graph:
         _tracing.append((graph, marks, []))
         try:
-            stand_ins = [
+            placeholders = [
                 private.placeholder(spec.dtype, spec.shape, f"argument_{index}")
                 for index, spec in enumerate(arguments)
             ]
@@ -145,20 +145,20 @@ def capture(
                 private.watch_layers(graph, _layer_call),
                 private.variables_wait(),
             ):
-                result = function(*stand_ins)
+                result = function(*placeholders)
                 result = tf.nest.map_structure(dense, result)
         finally:
             _tracing.pop()
-    return _read(graph, stand_ins, result, marks, name_of)
+    return _read(graph, placeholders, result, marks, name_of)
 
 
 def dense(value: Any) -> Any:
-    """A gradient of rows as a whole tensor: microbatches' gradients are added up."""
+    """A gradient of rows as a dense tensor, so that those of microbatches can be summed."""
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 def _read(
-    graph: Any, stand_ins: list[Any], result: Any, marks: Marks, name_of: Callable[[Any], str | None]
+    graph: Any, placeholders: list[Any], result: Any, marks: Marks, name_of: Callable[[Any], str | None]
 ) -> Capture:
     operations = graph.get_operations()
     index = {operation.name: number for number, operation in enumerate(operations)}
@@ -170,7 +170,7 @@ def _read(
             number_of_variable[name] = len(variables)
             variables.append(tensor)
     records = [_operation(operation, index, number_of_variable) for operation in operations]
-    for operation in [*(tensor.op for tensor in stand_ins)]:
+    for operation in [*(tensor.op for tensor in placeholders)]:
         records[index[operation.name]].feed = True
     feeds = {}
     for name, tensor in outside.items():
@@ -193,7 +193,7 @@ def _read(
     known = [{private.key_of(variables[number]) for number in each} for each in record.gradients]
     gradients = _one_each(leaves, known, marks)
     record.gradients = [frozenset() if key not in keys else frozenset({keys[key]}) for key in gradients]
-    numbers = [index[tensor.op.name] for tensor in stand_ins]
+    numbers = [index[tensor.op.name] for tensor in placeholders]
     return Capture(graph, numbers, result, record, operations, gradients, feeds, variables, marks)
 
 
@@ -243,7 +243,7 @@ def _operation(operation: Any, index: dict[str, int], variables: dict[str, int])
 
 
 def _mark(operations: list[Any], records: list[Operation], index: dict[str, int], marks: Marks) -> None:
-    """Tell the operations which layer, which gradient and which partition they belong to."""
+    """Mark the operations with the layer, the gradient and the partition that they belong to."""
     at = {private.number_of(operation): number for number, operation in enumerate(operations)}
 
     def each(first: int, end: int) -> Iterator[Operation]:

@@ -1,4 +1,4 @@
-"""By what the losses of a step divide: their microbatches have to be added up in the same way.
+"""By what the losses of a step divide: their microbatches have to be summed in the same way.
 
 Keras divides a loss by the number of its samples, or by that of the positions that a mask leaves, or by the sum of its
 weights, or by nothing. With S_i the sum of microbatch i and D_i what it is divided by, one process has
@@ -50,7 +50,7 @@ class Reductions:
         return [each.denominator for each in self.noted if each.denominator is not None]
 
     def of(self, leaf: Any) -> Reduction | None:
-        """By what microbatches of a tensor are added up; None for the mean over their samples.
+        """The weights by which microbatches of a tensor are summed; None for the mean over their samples.
 
         Raises:
             SeveralDenominators: Different weights would be right for its parts.
@@ -62,7 +62,7 @@ class Reductions:
         if len(kinds) > 1 or sum(each.kind == WEIGHTS for each in found) > 1:
             raise SeveralDenominators(
                 f"a number that a step returns comes from losses that Keras divides by different things "
-                f"({', '.join(kinds)}), so microbatches cannot be added up to what the whole batch gives: return the "
+                f"({', '.join(kinds)}), so microbatches cannot be summed to what the whole batch gives: return the "
                 'gradients of each loss by themselves, or write "microbatches": 1'
             )
         return found[0] if found and found[0].kind != SAMPLES else None

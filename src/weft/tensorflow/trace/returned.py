@@ -20,7 +20,7 @@ class Returned:
     """One tensor of a step's result.
 
     Attributes:
-        reduction: The loss that tells what a microbatch weighs; None for samples.
+        reduction: The loss that says what a microbatch weighs; None for samples.
         by_rows: It is a gradient by rows.
         shape: That of its whole, where it is known before the step runs; else a result has it.
     """

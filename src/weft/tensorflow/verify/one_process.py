@@ -328,10 +328,10 @@ class Proof:
         if found.fault and not session.settings.verify_report:
             raise VerifyError(f"in step {session.steps} ({self._title}) {found.fault}")
         if not found.fault:
-            self._tell(found)
+            self._log_proof(found)
         return ""
 
-    def _tell(self, found: Findings) -> None:
+    def _log_proof(self, found: Findings) -> None:
         one = self._one
         tensors = sum(len(each) for each in one.passed) + sum(len(each) for each in one.returned)
         parts = [

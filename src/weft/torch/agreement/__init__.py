@@ -1,11 +1,11 @@
 """Rates, scales, states and weights that all ranks must have alike, though a script can set them on one rank alone.
 
     before the first step    everybody gets what the first rank has                          ``first_rank``
-    at each later step       every rank tells what it has: rates, loss scales, loads,        ``settings``
+    at each later step       every rank sends what it has: rates, loss scales, loads,        ``settings``
                              and digests of weights that something else than an optimizer
                              has written                                                     ``written``
 
-What a rank tells goes along with messages that are sent anyway, so it costs no time of its own. Ranks that differ end
+What a rank sends goes along with messages that are sent anyway, so it costs no time of its own. Ranks that differ end
 with an error that names the value and the ranks.
 """
 

@@ -118,16 +118,18 @@ def _share_states(session: Session, targets: Mapping[str, _Target]) -> None:
     group = session.group("world")
     with session.doing("the states that ranks begin with"):
         texts = gather_texts(json.dumps(own), group)
-        told = [json.loads(text) for text in texts]
-        if any([*each] != [*told[0]] for each in told):
-            kinds = {rank: {"optimizers and scalers": ", ".join(each)} for rank, each in enumerate(told)}
+        states = [json.loads(text) for text in texts]
+        if any([*each] != [*states[0]] for each in states):
+            kinds = {rank: {"optimizers and scalers": ", ".join(each)} for rank, each in enumerate(states)}
             raise DivergenceError(
                 f"{first_difference(kinds).partition(': ')[2]}: make the same ones on every rank"
             )
-        for name in [name for name, first in told[0].items() if any(each[name] != first for each in told)]:
+        for name in [
+            name for name, first in states[0].items() if any(each[name] != first for each in states)
+        ]:
             given = tensors[name] if session.rank == 0 else {}
             content = gather_tensors(given, {}, group, session.peers("world"))
-            targets[name].take(saved_values.decoder(content.__getitem__).decode(told[0][name][0]))
+            targets[name].take(saved_values.decoder(content.__getitem__).decode(states[0][name][0]))
             if session.rank == 0:
                 log.info("the state of the %s differs between ranks: that of the first rank counts", name)
 

@@ -1,4 +1,4 @@
-"""Rates, loss scales and loads, as each rank tells of them at the beginning of a step."""
+"""Rates, loss scales and loads, as each rank sends them at the beginning of a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Agreement:
         self._loads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._written = Written()
         self._inside = False
-        self._told: tuple[str, dict[str, str]] | None = None
+        self._at_begin: tuple[str, dict[str, str]] | None = None
         self._outlines: set[weakref.ref[Any]] = set()
         self._described: list[_Described] = []
         """The settings of which :attr:`_text` was made."""
@@ -81,15 +81,15 @@ class Agreement:
         """The optimizers that exist, in the order of their making."""
         return list(self.present("optimizer").values())
 
-    # --- what is told ---------------------------------------------------------------------------------------
+    # --- what is sent ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Find out, before a step, what this rank has."""
-        self._told = self._find()
+        self._at_begin = self._find()
 
     def end_step(self) -> None:
         """A step has ended, and has written what it writes."""
-        self._told = None
+        self._at_begin = None
         outlines = {weakref.ref(each.outline) for each in self._session.models if each.outline is not None}
         if outlines != self._outlines:  # models are new, or were split or changed in this step
             self._outlines = outlines
@@ -108,14 +108,16 @@ class Agreement:
 
     def settings(self) -> str:
         """Rates, scales and numbers of loads by the names that errors use, as JSON; all ranks have the same."""
-        return self._find_settings() if self._told is None else self._told[0]
+        return self._find_settings() if self._at_begin is None else self._at_begin[0]
 
-    def told(self, cut: bool = True) -> str:
-        """These and digests of the weights that the script wrote, as JSON, for ranks that have the same weights.
+    def to_compare(self, cut: bool = True) -> str:
+        """:meth:`settings` and digests of the weights that the script wrote, as JSON.
+
+        Ranks with the same weights have the same text.
 
         ``cut``: whether they have the same parts of weights that are cut, too.
         """
-        settings, weights = self._find() if self._told is None else self._told
+        settings, weights = self._find() if self._at_begin is None else self._at_begin
         if weights and not cut:
             parts = {
                 name for each in self._watched() for name, w in each.items() if getattr(w, CUT) is not None
@@ -124,14 +126,14 @@ class Agreement:
         return f"[{settings}, {json.dumps(weights)}]"
 
     def compare(self, ranks: Sequence[int], texts: Sequence[str]) -> None:
-        """Compare what ranks have :meth:`told`; an empty text does not count.
+        """Compare the texts that ranks got from :meth:`to_compare`; an empty one does not count.
 
         Raises:
             DivergenceError: They differ.
         """
-        told = {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True) if text}
-        refuse_differing(self._session.steps, {rank: settings for rank, (settings, _) in told.items()})
-        weights = {rank: each for rank, (_, each) in told.items()}
+        states = {rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True) if text}
+        refuse_differing(self._session.steps, {rank: settings for rank, (settings, _) in states.items()})
+        weights = {rank: each for rank, (_, each) in states.items()}
         difference = first_difference(weights).partition(": ")[2]
         if difference:
             raise DivergenceError(
@@ -140,7 +142,7 @@ class Agreement:
             )
 
     def compare_replicas(self, text: str) -> None:
-        """Compare what the replicas have; collective over them. ``text``: what this one has told, or empty."""
+        """Compare what the replicas have; collective over them. ``text``: that of :meth:`to_compare` here, or empty."""
         self.compare(self._session.peers("rdp"), gather_texts(text, self._session.group("rdp")))
 
     def _find(self) -> tuple[str, dict[str, str]]:

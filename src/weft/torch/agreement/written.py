@@ -34,7 +34,7 @@ class Written:
         known = self._known
         for tensor in tensors:
             before = known.get(id(tensor))
-            # ids are used again: one that a freed tensor had tells nothing of this one
+            # ids are used again: one that a freed tensor had says nothing of this one
             if before is not None and before != (now := _state(tensor)) and before[0] is now[0]:
                 self._by_script[id(tensor)] = now[0]
 
@@ -59,12 +59,12 @@ class Written:
 
     def digests(self, found: Mapping[str, Tensor]) -> dict[str, str]:
         """A digest of each tensor that :meth:`take` gave; of a few values where the script writes before each step."""
-        told = {
+        digests = {
             name: digest_of(some_of(tensor) if name in self._before and tensor.is_contiguous() else tensor)
             for name, tensor in found.items()
         }
         self._before = {*found}
-        return told
+        return digests
 
     def begin_anew(self, tensors: Iterable[Tensor]) -> None:
         """A step has ended: these are all that there is to watch, and known as they are now."""

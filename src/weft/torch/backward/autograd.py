@@ -25,7 +25,7 @@ class Reducer(Protocol):
 
 
 class Arrival:
-    """Tells a reducer, as long as that exists, that the gradient of parameter ``number`` has grown."""
+    """Reports to a reducer, as long as that exists, that the gradient of parameter ``number`` has grown."""
 
     __slots__ = ("_number", "_reducer")
 

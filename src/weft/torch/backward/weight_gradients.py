@@ -2,8 +2,8 @@
 
 Zero-bubble schedules (Qi et al., arXiv 2401.10241) cut the backward pass in two halves: I gives the gradient of a
 stage's input, which another rank waits for, and W those of its weights, which fill idle time. Before the backward pass
-runs, its graph is searched for nodes that apply a parameter. Autograd visits them as usual, but is told that nobody
-wants the parameter's gradient; a hook takes what that gradient is made of:
+runs, its graph is searched for nodes that apply a parameter. Autograd visits them as usual, but is not asked for
+the parameter's gradient; a hook takes what that gradient is made of:
 
     forward    y = linear(x, weight)                 autograd's own node, which keeps x
     I          dx = dy @ weight                      autograd; the hook keeps x and dy
@@ -15,7 +15,7 @@ A row of an embedding is added to where it is, where autograd makes a gradient o
 
 All else runs whole in I: correct, only less is left for W. So does a weight that has hooks, is computed, or is also
 used in another way; what autograd unpacks by hooks, as activation checkpoints do, or cannot see into; and every
-segment with a reentrant activation checkpoint, which refuses to run where autograd is told what is wanted.
+segment with a reentrant activation checkpoint, which refuses to run where autograd is asked for some gradients only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FUSED_BYTES = 512 << 10
 
 
 class Task:
-    """The gradient of ``parameter`` from one use of it, by ``node``; calling it adds to ``.grad`` and tells of it.
+    """The gradient of ``parameter`` from one use of it, by ``node``; calling it adds to ``.grad`` and reports that.
 
     ``then`` is called with the task when it could run: the gradient of what the node computed is known.
     """

@@ -5,7 +5,7 @@
                                      microbatches in order, as with buffers; elsewhere they are refused
 
 A unit gets those that the code around it has set as it gets its arguments, and gradients go back the same way. Those
-that a unit writes go to all ranks with its result (:func:`told`), since any code may read them, in later steps too.
+that a unit writes go to all ranks with its result (:func:`written_values`): any code may read them, in later steps too.
 Which is which is seen in the trace, where reading and writing of attributes is noted. Counters (whole numbers) stay as
 they are, for in whatever order microbatches add to them, the sum is the same; so does what is made where it is missing,
 and only then. The value of a counter is that of one process as long as no microbatch has waited for another rank, so
@@ -221,10 +221,10 @@ def own(attributes: Sequence[Attribute], units: Sequence[str]) -> tuple[tuple[st
     return tuple(each.place for each in shared if each.is_own)
 
 
-def told(unit: nn.Module, noted: Sequence[Attribute]) -> dict[str, Any]:
+def written_values(unit: nn.Module, noted: Sequence[Attribute]) -> dict[str, Any]:
     """Values, by name, that a call of ``unit`` has written into attributes of its modules, for the other ranks.
 
-    Left out is what goes from microbatch to microbatch, and what other ranks cannot be told.
+    Left out is what goes from microbatch to microbatch, and what cannot be sent to other ranks.
     """
     found: dict[str, Any] = {}
     for each in noted:
@@ -238,7 +238,7 @@ def told(unit: nn.Module, noted: Sequence[Attribute]) -> dict[str, Any]:
 
 
 def spot_of(unit: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Where :func:`told` has found the value of this name: the attributes of a module, and the attribute's name."""
+    """The attributes of a module, and the one of them that :func:`written_values` calls by this name."""
     module, _, attribute = name.rpartition(".")
     return vars(unit.get_submodule(module)), attribute
 
@@ -318,7 +318,7 @@ class Own:
     def as_forward_left(self) -> Iterator[None]:
         """Around a backward pass: activation checkpoints in it run modules again, which write what they wrote before.
 
-        Other ranks were told of that, so it stays, and not what is equal to it and has no value.
+        That was sent to other ranks, so it stays, and not what is equal to it and has no value.
         """
         before = [(spot, spot[0].get(spot[1])) for spot in self._spots]
         yield
@@ -365,4 +365,4 @@ def as_left(tensor: Tensor, rank: int) -> Tensor:
     return left
 
 
-__all__ = ["Attribute", "Given", "Own", "as_left", "note_attributes", "own", "spot_of", "told"]
+__all__ = ["Attribute", "Given", "Own", "as_left", "note_attributes", "own", "spot_of", "written_values"]

@@ -1,9 +1,9 @@
 """Signatures of calls, and descriptions of their results.
 
-A rank that does not run a call must still know the shapes it returns. It never infers them: the
-rank that runs the call tells the others, once for each *signature* (what is called, with which shapes, dtypes and
-settings), and everyone remembers. Calls whose result depends on more than that, on data or on
-Python's random numbers, are told each time: *dynamic*.
+A rank that does not run a call must still know the shapes it returns. It never infers them: the rank
+that runs the call sends them to the others, once for each *signature* (what is called, with which shapes, dtypes
+and settings), and everyone remembers. Calls whose result depends on more than that, on data or on
+Python's random numbers, are sent each time: *dynamic*.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Spec(NamedTuple):
     """The result of a call, seen from outside: a ``description`` (see ``tensors.description``), and what all ranks must
     know of the call.
 
-    ``dynamic``: the owner tells the description at each call. ``random``: the streams that the call draws from.
+    ``dynamic``: the owner sends the description at each call. ``random``: the streams that the call draws from.
     ``mutated``: the numbers of the argument tensors that the call writes into. ``passed``: for each tensor of the
     result -1 if the tensor is new, else the number of the argument tensor that is returned; empty if all are new.
     """
@@ -67,13 +67,13 @@ class Spec(NamedTuple):
 
 
 def describe_result(
-    result: Any, name: str, inputs: Any, tensors: Sequence[Tensor], told: bool = True
+    result: Any, name: str, inputs: Any, tensors: Sequence[Tensor], shared: bool = True
 ) -> tuple[list[Any], tuple[int, ...]]:
     """The ``description`` and ``passed`` of a ``Spec``, for the result of the call of ``name``.
 
-    ``tensors``: the tensors among the call's ``inputs``, as the call got them. ``told``: there are ranks to tell it.
+    ``tensors``: the tensors among the call's ``inputs``, as the call got them. ``shared``: other ranks will build it.
     """
-    describer = Describer(inputs, told)
+    describer = Describer(inputs, shared)
     try:
         description = describer.describe(result)
     except UsageError as error:

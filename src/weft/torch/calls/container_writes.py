@@ -2,7 +2,7 @@
 
 A module may fill what it gets: a cache with keys and values, say. Only the rank that runs the module would show that.
 So this rank looks at what was given before the call and after it. What has changed goes the way of results: the other
-ranks are told it once for each signature, put placeholders in the same places, and data go where somebody uses them.
+ranks get it once for each signature, put placeholders in the same places, and data go where somebody uses them.
 
     partition 0     layer(x, cache)     cache.keys: a tensor
     partition 1     skips the call      cache.keys: `Left`, a tensor without data
@@ -115,7 +115,7 @@ def _is_uncertain(item: Any) -> bool:
 
 
 def fills(description: list[Any]) -> bool:
-    """True if the description of a `Filled` tells of changes."""
+    """True if the description of a `Filled` has changes."""
     return bool(description[2][1][2])
 
 
@@ -127,7 +127,7 @@ def written_by(description: list[Any]) -> list[str]:
 
 
 def puts_the_same(description: list[Any], other: list[Any]) -> bool:
-    """True if the descriptions of two `Filled` tell of the same changes, in tensors of the same shapes."""
+    """True if the descriptions of two `Filled` have the same changes, in tensors of the same shapes."""
     return _alike(description[2][1], other[2][1])
 
 
@@ -215,7 +215,7 @@ class Contents:
         """The changes of the containers, after `local` if that was called.
 
         Raises:
-            UsageError: There is something that other ranks cannot be told.
+            UsageError: There is something that cannot be sent to other ranks.
         """
         found = []
         for number, (thing, before) in enumerate(zip(self.things, self._local, strict=True)):
@@ -225,7 +225,7 @@ class Contents:
                 if kind == _SEQUENCE or same_objects(now, before):
                     continue
             places = {id(item): place for place, item in enumerate(before.values())}
-            items = [(_key(key), self._told(item, places)) for key, item in now.items()]
+            items = [(_key(key), self._described(item, places)) for key, item in now.items()]
             found.append((number, items))
         return found
 
@@ -271,8 +271,8 @@ class Contents:
         self._numbers[id(thing)] = len(self.things) + len(self._made)
         self._made.append(thing)
 
-    def _told(self, item: Any, places: dict[int, int]) -> Any:
-        """An item as other ranks can be told it. ``places``: where the thing held items before, by their ids."""
+    def _described(self, item: Any, places: dict[int, int]) -> Any:
+        """An item as it is sent to other ranks. ``places``: where the thing held items before, by their ids."""
         if not isinstance(item, CONSTANTS) and id(item) in places:
             return Kept(places[id(item)])
         number = self._number(item)
@@ -280,23 +280,23 @@ class Contents:
             return Known(number)
         kind = _kind_of(item)
         if kind == _TUPLE:
-            return rebuild_sequence(type(item), [self._told(each, {}) for each in item])
+            return rebuild_sequence(type(item), [self._described(each, {}) for each in item])
         if kind in (_PLAIN, _TENSOR):
             return item  # what cannot be described is refused by who describes it
         if getattr(item, "default_factory", None) is not None or getattr(item, "maxlen", None) is not None:
             raise UsageError(
-                f"puts a new {type(item).__qualname__} into a container, and other ranks cannot be told all of it"
+                f"puts a new {type(item).__qualname__} into a container, and not all of it can be sent to other ranks"
             )
         self._make(item)
         items, own = _held(item, kind), _attributes(item, kind) or {}
         return New(
             class_name(type(item)),
-            [(_key(key), self._told(each, {})) for key, each in items.items()],
-            [(_key(key), self._told(each, {})) for key, each in own.items()],
+            [(_key(key), self._described(each, {})) for key, each in items.items()],
+            [(_key(key), self._described(each, {})) for key, each in own.items()],
         )
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Let the things hold what a call has put there, as `changes` tells it, in place of what they held before.
+        """Let the things hold what a call has put there, as `changes` describes it, in place of what they held before.
 
         On the rank that made the call new containers and objects stay the ones that it has made.
         """
@@ -414,7 +414,7 @@ def _same(one: Any, other: Any) -> bool:
 def _key(key: Any) -> Any:
     if not isinstance(key, (*CONSTANTS, tuple)):
         raise UsageError(
-            f"puts a {type(key).__qualname__} as a key into a container, which other ranks cannot be told"
+            f"puts a {type(key).__qualname__} as a key into a container, which cannot be sent to other ranks"
         )
     return key
 

@@ -201,9 +201,9 @@ def read_fp16_state(
             found = _by_group(value, groups, held, numbers, where)
         if found is not None:
             return found, _read_scale(content)
-    told = ", ".join(f"{key}: {type(value).__name__}" for key, value in content.items())
+    kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in content.items())
     raise CheckpointError(
-        f"{where} has no 32-bit copies that weft can read ({told}): expected tensors by parameter name or number, or "
+        f"{where} has no 32-bit copies that weft can read ({kinds}): expected tensors by parameter name or number, or "
         "lists of them by group. Remove the file to go on from the 16-bit weights"
     )
 

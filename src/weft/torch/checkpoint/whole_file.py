@@ -84,7 +84,7 @@ def save(
         ended: dict[str, Any] = {"bytes": 0}
         try:
             write(request, saves, dict(whole), user_content, allow_pickle)
-        except Exception as error:  # others wait to be told
+        except Exception as error:  # others wait for the outcome
             ended = {"error": f"{request.tag} was not saved: {explain(error, request.root)}"}
         meeting.end(ended)
     else:
@@ -226,7 +226,7 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
             if chosen is not None and (path / f"user_content_{chosen}").exists():
                 user = _user_content(path / f"user_content_{chosen}", wanted.allow_pickle)
         if session.rank == 0 and not summed:
-            _tell_doubts(target, source)
+            _warn_of_doubts(target, source)
         if translate is not None:
             source = InMemory(translate({name: source.read(name) for name in source.shapes}))
     except CheckpointError as error:
@@ -246,13 +246,13 @@ def resume(session: Session, path: Path, tag: str | None, wanted: Wanted, transl
     return user
 
 
-def _tell_doubts(target: Path, source: Source) -> None:
+def _warn_of_doubts(target: Path, source: Source) -> None:
     if not source.checksums:
         log.info("%s has no checksums: damage inside of its numbers would not be seen", target)
     if source.doubts:
         log.warning(
             "%s may hold files of two saves, as one that was killed leaves them when it writes over an older one: %s. "
-            "The format cannot tell them apart. A copy made without the files' times (use cp -p) looks the same",
+            "The format does not mark which is which. A copy made without the files' times (use cp -p) looks the same",
             target, "; ".join(source.doubts),
         )  # fmt: skip
 

@@ -181,6 +181,7 @@ def placeholder(root: nn.Module, shard_group: ShardGroup) -> list[nn.Module]:
 def cut_sequences(
     model: nn.Module, sequences: Sequences, group: Any, rank: int, device: torch.device,
     active: Callable[[], bool], ranks: Tensor | None = None, units: Collection[str] = (),
+    attention: str = "auto",
 ) -> ContextGroup | None:  # fmt: skip
     """Let the modules in ``sequences`` compute on parts of sequences, in place.
 
@@ -194,6 +195,7 @@ def cut_sequences(
         ranks: Where other ranks have the other parts of weights, all of them, those that split weights in a row. The
             weights are cut already.
         units: The names of the modules that are called between units.
+        attention: The setting ``context_parallel_attention``.
 
     Returns:
         The ranks that share sequences; None where nothing is cut.
@@ -215,6 +217,7 @@ def cut_sequences(
     take_plain_as_replicated()
     shard_group = ContextGroup.of(group, rank, sequences.size, device)
     assert isinstance(shard_group, ContextGroup)
+    shard_group.attention = attention
     if sequences.balanced and redistributes:
         shard_group.use_zigzag()
     for order in shard_group.orders():

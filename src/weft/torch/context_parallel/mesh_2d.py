@@ -59,7 +59,8 @@ class TensorAndContext(ContextGroup):
         of = context_group
         super().__init__(mesh, of.group, of.rank, of.size, of.collectives, of.balanced)
         self.context_group, self.heads = context_group, heads
-        self.record, self.agree, self.waits = context_group.record, context_group.agree, context_group.waits
+        self.record, self.agree, self.waits = of.record, of.agree, of.waits
+        self.attention = of.attention
 
     @property
     def seat(self) -> int:

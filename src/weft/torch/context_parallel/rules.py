@@ -34,6 +34,7 @@ from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import plain
 from weft.torch.tensors.pytree import map_arguments
 
+from . import all_to_all
 from .exchange import KeptSharded, gather, like, own, sharded, share
 from .weights import ContextGroup, used, used_replicated
 from .zigzag import check_blocks
@@ -118,6 +119,14 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     if causal and total > key.shape[-2]:
         raise Unsplittable("is causal, with fewer keys than queries")
     assert isinstance(query, DTensor)
+    if (
+        isinstance(shard_group, ContextGroup)
+        and not isinstance(mask, DTensor)
+        and _from_back(key) == _from_back(value) == 2
+        and all_to_all.chosen(query, key, value, shard_group)
+    ):
+        shards = query.to_local(), key.to_local(), value.to_local()
+        return like(_by_heads(func, shards, mask, causal, given, shard_group), query, shard_group)
     local, given_key, given_value = query.to_local(), key, value
     key, value = _for_all(key, shard_group), _for_all(value, shard_group)
     kept = KeptSharded(shard_group, (given_key, key), (given_value, value))
@@ -135,6 +144,19 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
         else:
             result = func(local, key, value, attn_mask=mask, is_causal=causal, **given)
     return like(result, query, shard_group)
+
+
+def _by_heads(
+    func: Any, shards: tuple[Tensor, ...], mask: Tensor | None, causal: bool, given: dict[str, Any],
+    shard_group: ShardGroup,
+) -> Tensor:  # fmt: skip
+    """This rank's positions of attention, of which it computes its own heads for all positions."""
+    if mask is not None:
+        mask = all_to_all.of_own_heads(used(mask, shard_group), shards[0].shape[-3], shard_group)
+    query, key, value = all_to_all.heads_for_positions(shards, shard_group)
+    with stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
+        result = func(query, key, value, attn_mask=mask, is_causal=causal, **given)
+    return all_to_all.positions_for_heads(result, shard_group)
 
 
 def _causal(

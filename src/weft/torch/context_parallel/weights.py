@@ -32,6 +32,7 @@ class ContextGroup(ShardGroup):
     Attributes:
         balanced: Whether positions are in zigzag blocks, and not in one block for each rank.
         waits: Whether gradients of weights wait for :meth:`add_up_weights`.
+        attention: The setting ``context_parallel_attention``.
         further: The same ranks, for tensors that are sharded along heads as well.
     """
 
@@ -47,7 +48,7 @@ class ContextGroup(ShardGroup):
         balanced: bool = False,
     ) -> None:
         super().__init__(mesh, group, rank, size, collectives)
-        self.balanced, self.waits = balanced, False
+        self.balanced, self.waits, self.attention = balanced, False, "auto"
         self.further: list[ContextGroup] = []
         self._zigzag: ContextGroup | None = None
         self._sums: dict[int, Tensor] = {}
@@ -56,7 +57,7 @@ class ContextGroup(ShardGroup):
         """From now on lengths that make enough blocks are cut in zigzag blocks."""
         mesh = DeviceMesh.from_group(self.group, self.mesh.device_type, mesh_dim_names=(new_name(),))
         self._zigzag = ContextGroup(mesh, self.group, self.rank, self.size, self.collectives, True)
-        self._zigzag._sums = self._sums
+        self._zigzag._sums, self._zigzag.attention = self._sums, self.attention
 
     def orders(self) -> list[ContextGroup]:
         """These ranks in each order in which they take positions."""

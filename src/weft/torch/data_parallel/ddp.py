@@ -95,7 +95,7 @@ class DistributedDataParallel(TorchDDP):
         device_ids: As PyTorch's.
         compression: How gradients travel: ``"int8"``, ``"fp16"``, ... as :func:`weft.torch.data_parallel.hook` takes
             it; None: as they are. It takes the place of the model's communication hook.
-        algorithm: How they are added up, by name; likewise. None: as PyTorch does, or measured with a compression.
+        algorithm: That of the all-reduce, by name; likewise. None: as PyTorch does, or measured with a compression.
         overlapping_allreduce: False: gradients travel in one bucket when the backward pass has ended.
         backward_passes_per_step: So many backward passes add up before gradients are averaged; each forward pass is
             taken to have one.

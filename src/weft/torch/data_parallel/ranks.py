@@ -1,6 +1,6 @@
 """Rank and size of this process, and ``init_process_group`` under every launcher.
 
-PyTorch itself asks for torchrun's variables, and mpirun does not tell ranks their number in the way that PyTorch reads.
+PyTorch itself asks for torchrun's variables, and mpirun does not give ranks their number in the way that PyTorch reads.
 Where MASTER_ADDR is not set, or ``weft run`` has set it, the ranks find each other as ``weft.init`` does: by a store
 that only they can reach.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from weft.errors import LaunchError
 from weft.launch import rendezvous
-from weft.launch.discovery import Place, discover, master_told
+from weft.launch.discovery import Place, discover, master_given
 from weft.launch.rendezvous import locate
 from weft.transport.private_c10d import rendezvous_handlers
 
@@ -42,12 +42,12 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its host: the number of its GPU. Collective if no launcher has told it."""
+    """This process's number on its host: the number of its GPU. Collective if no launcher gives it."""
     return _located().local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this host. Collective if no launcher has told it."""
+    """The number of processes on this host. Collective if no launcher gives it."""
     return _located().local_size
 
 
@@ -55,7 +55,7 @@ def _located() -> Place:
     place = locate(discover(os.environ))
     if not place.local_size:
         raise LaunchError(
-            "the launcher does not tell which processes share a host: call torch.distributed.init_process_group() "
+            "the launcher does not say which processes share a host: call torch.distributed.init_process_group() "
             "before local_rank() and local_size(), or set LOCAL_RANK and LOCAL_WORLD_SIZE"
         )
     return place
@@ -77,7 +77,7 @@ def find_ranks() -> None:
     by_variables = handlers["env"]
 
     def either(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        launched = discover(os.environ).launched and not master_told(os.environ)
+        launched = discover(os.environ).launched and not master_given(os.environ)
         return (_find if launched else by_variables)(url, *args, **kwargs)
 
     handlers["env"] = either

@@ -149,13 +149,13 @@ def _first_derivatives(
                 )
     found = dict(zip(wanted, program.tape.gradients(list(wanted.values())), strict=True))
     return [
-        found[number] if value is None else tell_gradient(program, found.get(number), value.owner)
+        found[number] if value is None else broadcast_gradient(program, found.get(number), value.owner)
         for number, value in enumerate(values)
     ]
 
 
-def tell_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor | None:
-    """The gradient that ``owner`` has, if it has one, with a place: ``owner`` tells the other ranks of it."""
+def broadcast_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor | None:
+    """The gradient that ``owner`` has, with a place; None if it has none. ``owner`` sends its description to all."""
     key = program.tape.key(READ, program.next_call(("the gradient of a tensor",)))
     if owner == program.rank:
         text = json.dumps(None if tensor is None else describe_tensor(tensor))
@@ -173,7 +173,7 @@ def tell_gradient(program: Program, tensor: Tensor | None, owner: int) -> Tensor
 
 def read_grad(program: Program, tensor: Tensor, value: Value) -> Tensor | None:
     """``tensor.grad`` of a tensor that has a place, in the step."""
-    return tell_gradient(
+    return broadcast_gradient(
         program, value.data(tensor).grad if value.owner == program.rank else None, value.owner
     )
 
@@ -191,7 +191,7 @@ def _derivatives_with_graph(
     found: list[Tensor | None] = [None] * len(inputs)
     if owner == program.rank:
         found = _differentiate_here(program, outputs, given, inputs)
-    return [tell_gradient(program, each, owner) for each in found]
+    return [broadcast_gradient(program, each, owner) for each in found]
 
 
 def _differentiate_here(

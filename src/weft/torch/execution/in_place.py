@@ -213,7 +213,7 @@ class Aliases:
     def of_results(
         self, owner: int, passed: Sequence[int], tensors: Sequence[Tensor], entered: dict[int, Tensor]
     ) -> list[Alias | None]:
-        """The memory that each result of a call on ``owner`` shares, if it is an argument, as its ``Spec`` tells.
+        """The memory that each result of a call on ``owner`` shares, if it is an argument, as its ``Spec`` says.
 
         ``entered``: what the call got for its arguments on this rank; nothing on others.
         """

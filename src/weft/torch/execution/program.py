@@ -36,7 +36,7 @@ from weft.torch.tensors.deferred_logits import settled
 from weft.torch.tensors.description import build
 from weft.torch.tensors.marks import unwritten
 from weft.torch.tensors.pytree import map_tensors, tensors_in
-from weft.transport.channel import READ, SHAPES, TELL, Key, Message
+from weft.transport.channel import READ, SHAPES, SPEC, Key, Message
 
 Signature = tuple[Any, ...]
 """What is called, with which shapes, dtypes and settings; the same on every rank."""
@@ -126,12 +126,12 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def spec_for(self, key: Signature, name: str, owner: int, call: int) -> Spec:
-        """The result's description for calls of this signature, told by its owner once, or each time if dynamic."""
+        """The result's description for calls of this signature, sent by its owner once, or each time if dynamic."""
         spec = self.pipeline.specs.get(key)
         if spec is None:
             number = digest(name, key[1:])
             message = self.microbatch.receive(
-                owner, Key(TELL, self.pipeline.generation, 0, number), f"the shapes that {name} returns"
+                owner, Key(SPEC, self.pipeline.generation, 0, number), f"the shapes that {name} returns"
             )
             spec = self.pipeline.specs[key] = Spec.from_text(message.text or "")
         else:  # other replicas may have other shapes, which they do not know yet
@@ -182,7 +182,7 @@ class Program:
         local = localise(inputs, transform)
         without_grad = aliases.members_without_grad(written) if written else ()
         result, spec = self._run(key, name, function, local, inputs, tensors, transform)
-        self._tell_once(key, name, spec)
+        self._announce_once(key, name, spec)
         if spec.dynamic:
             description, passed = describe_result(
                 result, name, inputs, [*map(transform, tensors)], self.pipeline.size > 1
@@ -200,16 +200,16 @@ class Program:
         if spec.random:
             self._count(name)
         if spec.dynamic:
-            self._tell(self.tape.key(SHAPES, call), spec)
+            self._send_spec(self.tape.key(SHAPES, call), spec)
         if spec.random and self._is_seeded():
-            self._tell_all(Message(self.tape.key(READ, call), text=self.pipeline.streams.to_text()))
+            self._send_to_all(Message(self.tape.key(READ, call), text=self.pipeline.streams.to_text()))
         return self.place_results(result, tensors, entered, spec, name, alias)
 
     def _heard(self, key: Signature, name: str) -> Spec | None:
-        """A signature that another rank told already, because it ran the same call before."""
+        """A signature that another rank has sent already, because it ran the same call before."""
         number = digest(name, key[1:])
         for peer in self.pipeline.others():
-            message = self.pipeline.channel.mailbox.take(peer, Key(TELL, self.pipeline.generation, 0, number))
+            message = self.pipeline.channel.mailbox.take(peer, Key(SPEC, self.pipeline.generation, 0, number))
             if message is not None:
                 self.pipeline.specs[key] = spec = Spec.from_text(message.text or "")
                 return spec
@@ -279,20 +279,20 @@ class Program:
 
         return transform
 
-    def _tell_once(self, key: Signature, name: str, spec: Spec) -> None:
-        """Tell the others a signature, the first time that this rank runs it.
+    def _announce_once(self, key: Signature, name: str, spec: Spec) -> None:
+        """Send the others a signature, the first time that this rank runs it.
 
-        Even if a rank has told it before: those that wait for this call wait for this rank, and may not have come
+        Even if a rank has sent it before: those that wait for this call wait for this rank, and may not have come
         to where they would hear of the other one.
         """
-        if key not in self.pipeline.told:
-            self.pipeline.told.add(key)
-            self._tell(Key(TELL, self.pipeline.generation, 0, digest(name, key[1:])), spec)
+        if key not in self.pipeline.announced:
+            self.pipeline.announced.add(key)
+            self._send_spec(Key(SPEC, self.pipeline.generation, 0, digest(name, key[1:])), spec)
 
-    def _tell(self, key: Key, spec: Spec) -> None:
-        self._tell_all(Message(key, text=spec.to_text()))
+    def _send_spec(self, key: Key, spec: Spec) -> None:
+        self._send_to_all(Message(key, text=spec.to_text()))
 
-    def _tell_all(self, message: Message) -> None:
+    def _send_to_all(self, message: Message) -> None:
         for peer in self.pipeline.others():
             self.pipeline.channel.send(peer, message)
 
@@ -362,11 +362,11 @@ class Program:
         return tensor._weft_value is not None or tensor._weft_owner is not None  # type: ignore[attr-defined]
 
     def _check_shapes(self, spec: Spec, shapes: list[torch.Size], name: str) -> None:
-        told = shapes_in(spec.description)
-        if told != [*map(list, shapes)]:
+        announced = shapes_in(spec.description)
+        if announced != [*map(list, shapes)]:
             raise DivergenceError(
                 f"{name} returned tensors of shapes {[list(s) for s in shapes]}, but the first time with the same "
-                f"arguments it returned {told}. If its result depends on something else than its arguments' "
+                f"arguments it returned {announced}. If its result depends on something else than its arguments' "
                 "values, keep the module that uses the result in the same piece: weft.set_partition(parent, index)"
             )
 
@@ -416,14 +416,14 @@ class Program:
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, tensor: Tensor, value: Value, function: Callable[[Tensor], Any], name: str) -> Any:
-        """A Python value out of a placed tensor: the owner computes it and tells all."""
+        """A Python value out of a placed tensor: the owner computes it and sends it to all."""
         key = self.tape.key(READ, self.next_call((f"the value that {name} reads",)))
         if value.owner != self.rank:
             message = self.microbatch.receive(value.owner, key, f"the value that {name} reads")
             return decode(message)
         result = function(settled(self.local(tensor, value)))
         text, payload = encode(result, name)
-        self._tell_all(Message(key, payload, text))
+        self._send_to_all(Message(key, payload, text))
         return result
 
 

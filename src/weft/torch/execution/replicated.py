@@ -5,7 +5,7 @@ Where such a *replicated* tensor enters a call that runs on one rank only, that 
 
     t = scale.exp()          every rank, each with a graph of its own
     y = model(x) * t         rank 1: t is a leaf there
-    model.backward(loss)     rank 1 tells all others the gradient of that leaf; then every rank goes backward
+    model.backward(loss)     rank 1 sends all others the gradient of that leaf; then every rank goes backward
                              through its own graph of t, and has the same scale.grad
 
 All ranks run the same program, so each knows which ranks a tensor was used on: nobody asks. What they add up they add

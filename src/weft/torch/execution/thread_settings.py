@@ -183,7 +183,7 @@ def going_back() -> Iterator[None]:
 
 
 def in_step_code() -> bool:
-    """True if code of a step runs on this thread, and neither a backward pass nor, as far as can be told, a unit."""
+    """True if code of a step runs on this thread, and neither a backward pass nor, as far as is known, a unit."""
     if _rehearsal is not None:
         return _rehearsal.outside_modules and not _rehearsal.going_back
     return running() is not None or (

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import UsageError
 from weft.torch.backward.weight_gradients import large
-from weft.torch.calls.attributes import Given, note_attributes, spot_of, told
+from weft.torch.calls.attributes import Given, note_attributes, spot_of, written_values
 from weft.torch.calls.call_signature import ONE, scan
 from weft.torch.calls.container_writes import Change, Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
@@ -84,7 +84,7 @@ class UnitCall:
         self.inner = call_of(module)
         self.compiled, *inside = (is_compiled(one) or hasattr(one, "_orig_mod") for one in module.modules())
         self.compiled_inside = any(inside)
-        self.told = False
+        self.warned = False
         self.hooks = find_hooks(module, hooks)
         self.around: Callable[..., Any] | None = None
         """Runs the unit's code, which it is given with its arguments; None: nobody has anything to do around it."""
@@ -168,7 +168,7 @@ class UnitCall:
                     program.tape.send(value, tensor, owner, self.name)
                 program.microbatch.take_turns()
                 return program.placeholder(spec.description[1], owner)
-            if key not in program.pipeline.told or self.stateful or program.microbatch.is_new:
+            if key not in program.pipeline.announced or self.stateful or program.microbatch.is_new:
                 return UNUSUAL
             running_here.glue = None
             program.log.append(key)
@@ -193,7 +193,7 @@ class UnitCall:
             result = forward(*args, **kwargs)
         if any(each.in_order and not each.lazy for each in noted):  # from now on microbatches come in order
             self.stateful, self.writes = True, max(1, self.writes)
-        written = told(self.module, noted)
+        written = written_values(self.module, noted)
         old = [each for each in noted if not self.traced and f"{each.module}.{each.name}" not in written]
         if old:
             log.warning(
@@ -222,8 +222,8 @@ class UnitCall:
         """True if an activation checkpoint can run the unit again: an object that it gets may have changed by then."""
         if not has_objects(inputs):
             return True
-        if not self.told:
-            self.told = True
+        if not self.warned:
+            self.warned = True
             log.warning(
                 "%s is in an activation checkpoint and gets an object (%s). Run again, it would find it as it is by "
                 "then, so it is not run again, and keeps what its backward pass needs", self.name or "the model",

@@ -49,7 +49,7 @@ class Alias:
 
 
 class Batch:
-    """Tells a microbatch of one step from all others: its ``index`` in the step, and whether it still ``runs``."""
+    """The identity of a microbatch of one step: its ``index`` in the step, and whether it still ``runs``."""
 
     __slots__ = ("index", "runs")
 

@@ -88,7 +88,7 @@ def cut_over_sequences(
     shard_group = cut_sequences(
         root, replace(sequences, regions=mine), session.tensor.sequence_group, session.tensor.places[0], session.device,
         lambda: pipeline.drawing is not None, None if degree == 1 else ranks.view(-1, degree),
-        {unit.name for unit in plan.units},
+        {unit.name for unit in plan.units}, session.settings.context_parallel_attention,
     )  # fmt: skip
     for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
         order.record = partial(record, session, "tensor")

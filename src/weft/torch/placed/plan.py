@@ -24,11 +24,11 @@ def is_below(name: str, module: str) -> bool:
 
 
 COSTS = ("parameters", "parameter_bytes", "activation_bytes", "forward_ms", "backward_ms")
-"""What a plan tells of what a unit costs."""
+"""The costs of a unit that a plan has."""
 
 
 EXPECTED = ("forward_s", "backward_s", "memory_bytes")
-"""What a plan tells of what a partition is expected to do."""
+"""The expected work of a partition that a plan has."""
 
 
 @dataclass(frozen=True)

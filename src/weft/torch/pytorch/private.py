@@ -76,7 +76,7 @@ _hooks_work: Any = (
 
 
 def keeps_as_ever() -> bool:
-    """True if nobody but autograd keeps tensors for the backward pass here, as far as that can be told."""
+    """True if nobody but autograd keeps tensors for the backward pass here, as far as is known."""
     return _hooks is not None and _hooks_work() and _hooks(False) is None
 
 
@@ -174,7 +174,7 @@ for _name, _purpose in (
     ("_is_view", "views are known"),
 ):
     _find(f"parameter.{_name}", _purpose)
-_find("torch.UntypedStorage._cdata", "memory without data is told apart")
+_find("torch.UntypedStorage._cdata", "memory without data is recognised")
 _wrapped = _find(
     "torch._C._functorch.is_functorch_wrapped_tensor",
     "torch.func in modules",
@@ -213,7 +213,7 @@ def version(tensor: Tensor) -> int:
 
 
 def dtypes_of(node: Any) -> set[torch.dtype]:
-    """The types of an autograd node's results; none where PyTorch does not tell."""
+    """The types of an autograd node's results; none where PyTorch does not say."""
     return {each.dtype for each in getattr(node, "_input_metadata", ())}
 
 
@@ -234,7 +234,7 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def users_of_memory(tensor: Tensor) -> int | None:
-    """The number of tensors that share the tensor's memory, this question included; None if that cannot be told."""
+    """The number of tensors that share the tensor's memory, this question included; None if that is unknown."""
     return None if _users is None else int(_users(storage_key(tensor)))
 
 
@@ -332,7 +332,7 @@ def capture(
 
 
 def next_node_number() -> int:
-    """A number that grows with every node that this thread makes; 0 where it cannot be told."""
+    """A number that grows with every node that this thread makes; 0 where it is unknown."""
     return 0 if _number is None else _number()
 
 
@@ -344,7 +344,7 @@ def number_of(node: Any) -> int:
 LEAF_NUMBER = 1 << 62
 """Nodes from this number on are those of leaves: they accumulate gradients."""
 numbers_nodes = _number is not None
-"""Whether :func:`number_of` tells when a node was made."""
+"""Whether :func:`number_of` shows when a node was made."""
 
 
 def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:
@@ -354,7 +354,7 @@ def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:
 
 
 def hooks_are_known(parameter: Tensor) -> bool:
-    """True if all who look at the parameter's gradient can be told by :func:`gradient_hooks`."""
+    """True if all who look at the parameter's gradient are found by :func:`gradient_hooks`."""
     return _HOOKS and not parameter._backward_hooks
 
 
@@ -496,7 +496,7 @@ _scripted_name = _find(
     "torch.jit.script beside calls for CUDA on a CPU",
     "functions that make tensors cannot be scripted",
 )
-_tell_script = _find(
+_register_script = _find(
     "torch.jit._builtins._register_builtin",
     "torch.jit.script beside calls for CUDA on a CPU",
     "functions that make tensors cannot be scripted",
@@ -518,12 +518,12 @@ def without_memory(
 
 def scripted_as(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
     """From now on ``torch.jit.script`` takes one function for the other."""
-    if _scripted_name is not None and _tell_script is not None and _scripted_name(original) is not None:
-        _tell_script(replacement, _scripted_name(original))
+    if _scripted_name is not None and _register_script is not None and _scripted_name(original) is not None:
+        _register_script(replacement, _scripted_name(original))
 
 
 def constructors() -> Sequence[Callable[..., Any]]:
-    """PyTorch's functions that make a tensor on a device that they are told."""
+    """PyTorch's functions that make a tensor on a device that they are given."""
     if _constructors is not None:
         return tuple(_constructors())
     names = (
@@ -548,7 +548,7 @@ def constructors() -> Sequence[Callable[..., Any]]:
 _loader_iterator: Any = _find(
     "torch.utils.data.dataloader._BaseDataLoaderIter",
     "waits for data are recorded",
-    "recordings do not tell how long data were waited for",
+    "recordings do not say how long data were waited for",
 )
 
 

@@ -34,7 +34,7 @@ def take_plain_as_replicated() -> None:
     """From now on an operation on a ``DTensor`` takes plain tensors beside it for whole ones, backwards as well.
 
     Raises:
-        UsageError: PyTorch cannot be told so.
+        UsageError: PyTorch does not allow it.
     """
     if _dispatcher is None or not hasattr(_dispatcher, "_allow_implicit_replication"):
         raise UsageError(f"axis tp: this does not work with PyTorch {torch.__version__}")
@@ -110,13 +110,13 @@ _redistributing = [
 redistributes = _redistribute is not None and all(
     getattr(module, "redistribute_local_tensor", None) is not None for module in _redistributing
 )
-"""Whether :func:`redistribute_by` can be told anything."""
+"""Whether :func:`redistribute_by` takes a function."""
 
 
 def redistribute_by(other: Callable[[Callable[..., Tensor], Tensor, Any, Any], Tensor]) -> None:
     """From now on ``other`` takes a rank's part of a ``DTensor`` from one kind of parts to another.
 
-    It gets PyTorch's own function, the part, and the two specifications: PyTorch's rules for operators tell them.
+    It gets PyTorch's own function, the part, and the two specifications: PyTorch's rules for operators give them.
     """
 
     @functools.wraps(_redistribute)

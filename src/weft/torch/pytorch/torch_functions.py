@@ -1,7 +1,7 @@
 """PyTorch's functions, sorted into sets by what the glue mode needs to know about them.
 
 ``METADATA``   answered from shape, dtype and the like: every rank answers for itself
-``READS``      give a Python value out of a tensor's data: the owner tells all
+``READS``      give a Python value out of a tensor's data: the owner sends it to all
 ``LIKE``       use only shape, dtype and device of their tensor: replicated
 ``VALUE_FREE`` arithmetic whose result's shape does not depend on numbers among the arguments
 ``SHAPED_BY_FLOATS`` functions whose result's shape depends on numbers that are not whole
@@ -72,7 +72,7 @@ def _getters(names: tuple[str, ...]) -> set[Any]:
 
 STANDS_FOR = "_weft_stands_for"
 """Attribute of a function that was put in the place of a method of tensors: the method. PyTorch looks methods up by
-name, so what overrides them is told the replacement."""
+name, so what overrides them gets the replacement."""
 PLAIN_APPLY: Any = inspect.getattr_static(torch.autograd.Function, "apply")
 """PyTorch's own ``Function.apply``: a job's first step puts another one in its place."""
 

@@ -1,4 +1,4 @@
-"""Copies of the model on different data: what keeps them one model.
+"""Replicas of the model, on different data, and the collectives that keep them alike.
 
 In: gradients as they arrive, on each replica. Out: their averages, in buckets, while the backward pass still runs.
 """

@@ -30,7 +30,7 @@ from weft.torch.pytorch.private import users_of_memory
 
 
 class AllReduceQueue(Protocol):
-    """The way that buckets take; see :class:`weft.reduce.all_reduce_queue.Lane`."""
+    """The queue of the buckets; see :class:`weft.reduce.all_reduce_queue.AllReduceQueue`."""
 
     @property
     def scale(self) -> float: ...

@@ -1,7 +1,7 @@
 """A check of data loaders before training: ranks of a replica read the same batches, other replicas other batches.
 
 A script that shards by the number of the process, or not at all, trains without any error and learns worse. The check
-tells so before hours of training.
+says so before hours of training.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def share_of(value: Tensor) -> Tensor:
 def full_tensor(value: Tensor, of: Tensor | None = None) -> Tensor:
     """All of a tensor; collective over the ranks that have the rest of it.
 
-    ``of``: the parameter that the tensor belongs to (as its gradient, or a state of an optimizer); it tells how both
+    ``of``: the parameter that the tensor belongs to (as its gradient, or a state of an optimizer); it says how both
     are cut. The tensor itself, if not given.
     """
     if is_sharded(value):

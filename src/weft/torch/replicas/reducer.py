@@ -5,12 +5,12 @@
              a bucket is full             it leaves, if all before it have: several are in flight
              the step ends                what is left leaves; what was in flight is waited for and copied back
 
-Only counting tells when a gradient has grown for the last time. A gradient grows once for each microbatch, and more
+Only counting shows when a gradient has grown for the last time. A gradient grows once for each microbatch, and more
 often if its parameter is used at several places. With a split backward pass it grows when its W runs.
 
     expected    a gradient grows as often as in the step with the most growth so far
-    more often  its bucket has left already: the trailer tells all replicas, and the bucket is averaged again, which is
-                right, only later
+    more often  its bucket has left already: the trailer says so on all replicas, and the bucket is averaged again,
+                which is right, only later
     less often  its bucket waits for the end of the step
 """
 
@@ -76,7 +76,7 @@ class Reducer:
         votes: The small sums beside the gradients. Sparse gradients, which NCCL does not sum, go through its group.
         options: See :class:`ReducerOptions`.
         buffers: Gives this rank's buffers, when they are needed.
-        announced: A context that tells that this rank waits; entered where no step has told so already.
+        announced: A context that reports that this rank waits; entered where no step has done so already.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Reducer:
         self._active = False
 
     def _due(self) -> bool:
-        """True if this step's gradients are to be averaged, and not only added up."""
+        """True if this step's gradients are to be averaged, and not only summed."""
         return self._passes + 1 >= self.options.passes
 
     def _came_late(self, bucket: Bucket, number: int) -> None:

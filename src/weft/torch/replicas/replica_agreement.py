@@ -58,16 +58,16 @@ class Votes:
         self._header: tuple[torch.Tensor, Any] | None = None
 
     def start_header(self, trains: bool, done: bool, building: bool, changed: bool = False) -> None:
-        """Tell the other replicas, once for each step, what this one does."""
+        """Send the other replicas, once for each step, what this one does."""
         if self._header is not None:
             return
-        told = torch.zeros(2 * self.replicas + 3, dtype=torch.int32)
-        told[self.replica] = int(trains)
-        self._text = "" if done or self._agreement is None else self._agreement.told()
+        header = torch.zeros(2 * self.replicas + 3, dtype=torch.int32)
+        header[self.replica] = int(trains)
+        self._text = "" if done or self._agreement is None else self._agreement.to_compare()
         if not done:  # who has no batch left sets nothing any more
-            told[self.replicas + self.replica] = _number_of(self._text)
-        told[-3:] = torch.tensor([done, building, changed])
-        self._header = told, dist.all_reduce(told, group=self.group, async_op=True)
+            header[self.replicas + self.replica] = _number_of(self._text)
+        header[-3:] = torch.tensor([done, building, changed])
+        self._header = header, dist.all_reduce(header, group=self.group, async_op=True)
 
     def header(self) -> Header:
         """The statements of all replicas.
@@ -79,8 +79,8 @@ class Votes:
         assert self._header is not None
         (sums, work), self._header = self._header, None
         work.wait()
-        *told, done, building, changed = sums.tolist()
-        trains, numbers = told[: self.replicas], told[self.replicas :]
+        *flags, done, building, changed = sums.tolist()
+        trains, numbers = flags[: self.replicas], flags[self.replicas :]
         if len({*numbers} - {0}) > 1:
             self._agreement.compare_replicas(self._text)
         if changed not in (0, self.replicas):
@@ -98,7 +98,7 @@ class Votes:
         return header
 
     def agree_on_change(self) -> None:
-        """Tell that the model was changed.
+        """Announce that the model was changed.
 
         Raises:
             DivergenceError: Not all replicas have changed it before the same step.
@@ -108,9 +108,9 @@ class Votes:
 
     def trailer(self, present: Sequence[bool], late: Sequence[bool]) -> tuple[list[int], list[int]]:
         """The number of replicas that have each gradient, and that launched each bucket too early."""
-        told = torch.tensor([*present, *late], dtype=torch.int32)
-        dist.all_reduce(told, group=self.group)
-        counts: list[int] = told.tolist()
+        sums = torch.tensor([*present, *late], dtype=torch.int32)
+        dist.all_reduce(sums, group=self.group)
+        counts: list[int] = sums.tolist()
         return counts[: len(present)], counts[len(present) :]
 
     def check_alike(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
@@ -121,9 +121,9 @@ class Votes:
         """
         text = ";".join(f"{name} {tuple(p.shape)} {p.dtype} {p.stride()}" for name, p in named)
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
-        told = torch.tensor([digest, -digest])
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-        if told[0] != -told[1]:
+        bounds = torch.tensor([digest, -digest])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.group)
+        if bounds[0] != -bounds[1]:
             raise DivergenceError(
                 f"the replicas train different parameters: this one {len(named)} with "
                 f"{sum(p.numel() for _, p in named)} values; build the same model on every rank, with the same "
@@ -136,14 +136,14 @@ class Votes:
             NONE if p.grad is None else SPARSE if p.grad.layout == torch.sparse_coo else DENSE
             for _, p in named
         ]
-        told = torch.tensor(kinds, dtype=torch.int32)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-        found: list[int] = told.tolist()
+        most = torch.tensor(kinds, dtype=torch.int32)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        found: list[int] = most.tolist()
         return found
 
     def agree_on_order(self, order: Sequence[int], source: int) -> list[int]:
         """The order that the replica ``source`` gives, on all replicas."""
-        told = torch.tensor(order, dtype=torch.int64)
-        dist.broadcast(told, dist.get_global_rank(self.group, source), group=self.group)
-        found: list[int] = told.tolist()
+        agreed = torch.tensor(order, dtype=torch.int64)
+        dist.broadcast(agreed, dist.get_global_rank(self.group, source), group=self.group)
+        found: list[int] = agreed.tolist()
         return found

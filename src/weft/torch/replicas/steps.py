@@ -100,13 +100,13 @@ def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
 
 
 def begin_step(session: Session, microbatches: int) -> None:
-    """Tell all reducers that a step begins; parameters that replicas share are whole from now on, or when needed."""
+    """Begin the step of all reducers; parameters that replicas share are whole from now on, or when needed."""
     if session.pipeline is not None:
         shared = [model.shared for model in session.models if model.shared is not None]
         session.pipeline.gathering = [each.units for each in shared if each.units is not None]
     if session.mesh.rdp > 1 and all(model.reducer is None for model in session.models):
         with session.doing("what replicas must have alike"):
-            session.agreement.compare_replicas(session.agreement.told())
+            session.agreement.compare_replicas(session.agreement.to_compare())
     for model in session.models:
         if model.sharing_order is not None:
             model.sharing_order.begin()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from weft.errors import UsageError, warn
-from weft.session.recording import tell_facts
+from weft.session.recording import record_facts
 from weft.torch.pytorch.private import tables_of
 from weft.torch.session import current
 from weft.torch.session.collectives import Exchange
@@ -215,7 +215,7 @@ def _like(old: Any, session: Session) -> SyncBatchNorm:
 def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
     """Warn, once for each model with replicas, of BatchNorm that sees few samples at a time because batches are cut.
 
-    A recording is told the least that a BatchNorm sees, with replicas or without.
+    The least that a BatchNorm sees goes into a recording, with replicas or without.
     """
     if not batch.size or not model.training or model.__dict__.get(FEW_SAMPLES):
         return
@@ -223,7 +223,7 @@ def warn_of_few_samples(session: Session, model: Any, batch: MiniBatch) -> None:
     samples = batch.size // batch.microbatches
     every = [seen for each in session.models for _, seen in _seen(session, each.module, samples)]
     if every:
-        tell_facts(session, batch_norm_samples=min(every))
+        record_facts(session, batch_norm_samples=min(every))
     few = [(name, seen) for name, seen in _seen(session, model.module, samples) if seen < LEAST_SAMPLES]
     if few and session.rank == 0 and session.mesh.rdp > 1:
         more = f" and {len(few) - 1} more" if few[1:] else ""

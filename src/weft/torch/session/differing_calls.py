@@ -1,9 +1,9 @@
-"""Ranks that run different code in a step are told which call differs, instead of waiting for each other.
+"""Ranks that run different code in a step end with an error that names the call, instead of waiting for each other.
 
 All ranks of a pipeline make the same calls in the same order, so a number says which call one means. A rank that has
-waited for a while tells the others at which call it is. Who has made that call with other arguments, or another call
-in its place, ends the job. Calls in another order need not make anybody wait. So at the end of each step the first rank
-hears what the others have called (8 bytes for a call), and compares.
+waited for a while sends the others the call at which it is. Who has made that call with other arguments, or another
+call in its place, ends the job. Calls in another order need not make anybody wait. So at the end of each step the
+first rank gets what the others have called (8 bytes for a call), and compares.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class CallCheck:
         self._pipeline = pipeline
         self._ranks = ranks
         self._step = step
-        self._told: dict[int, int] = {}
-        """How many calls each microbatch had made when the other ranks were told."""
+        self._sent: dict[int, int] = {}
+        """How many calls each microbatch had made when that was sent last."""
         self._open: list[tuple[int, int, int, str]] = []
-        """What other ranks have told and this one has yet to call: peer, microbatch, number of the call, its text."""
+        """What other ranks have sent and this one has yet to call: peer, microbatch, number of the call, its text."""
         self._new: list[Sequence[Any]] = []
         """Calls that no step before has made."""
         self._ended: set[int] = set()
@@ -53,7 +53,7 @@ class CallCheck:
         pipeline.logs.clear()
 
     def look(self, waited_s: float) -> None:
-        """Tell the others at which call this rank waits, and compare; ``waited_s``: how long it has waited.
+        """Send the others the call at which this rank waits, and compare; ``waited_s``: how long it has waited.
 
         Raises:
             DivergenceError: Another rank has made another call.
@@ -62,8 +62,8 @@ class CallCheck:
             return
         pipeline = self._pipeline
         for index, log in pipeline.logs.items():
-            if log and self._told.get(index) != len(log):
-                self._told[index] = len(log)
+            if log and self._sent.get(index) != len(log):
+                self._sent[index] = len(log)
                 text = json.dumps([len(log), describe(log[-1])])
                 for peer in pipeline.others():
                     pipeline.channel.send(peer, Message(Key(WHERE, self._step, index, 0), text=text))
@@ -177,9 +177,9 @@ class CallCheck:
     ) -> None:
         rank = self._pipeline.rank if rank is None else rank
         pair = sorted([(self._ranks[rank], mine), (self._ranks[peer], theirs)])
-        told = ", but ".join(f"rank {rank} calls {what}" for rank, what in pair)
+        calls = ", but ".join(f"rank {rank} calls {what}" for rank, what in pair)
         raise DivergenceError(
-            f"in step {self._step} the ranks run different code: as call {number} of microbatch {index} {told}. What "
+            f"in step {self._step} the ranks run different code: as call {number} of microbatch {index} {calls}. What "
             "depends on the rank, the time, or a random generator of one's own must not decide what a step computes: "
             "take one rank's answer on all of them before the step: weft.allgather(answer)[0]"
         )

@@ -1,7 +1,7 @@
-"""Ranks that run different models, steps or inputs are told so, instead of waiting for each other.
+"""Ranks that run different models, steps or inputs end with an error, instead of waiting for each other.
 
 Before the partition all ranks compare their model, and the ranks of a pipeline their step and its arguments. From then
-on every rank tells its peers at the beginning of a step what it was called with; they look at it when they have
+on every rank sends its peers at the beginning of a step what it was called with; they look at it when they have
 nothing else to do, so that it costs no time, and before they could wait for ever.
 """
 
@@ -97,16 +97,16 @@ def follow_first(session: Session, own: Any, call: str, step: int) -> Any:
         DivergenceError: One of them was called with something else.
     """
     with session.doing("the inputs of the ranks that split tensors"):
-        have = session.agreement.told(cut=False)
+        have = session.agreement.to_compare(cut=False)
         texts = gather_texts(json.dumps([own, call, have]), session.group("tp"))
-    told = [json.loads(text) for text in texts]
-    session.agreement.compare(session.peers("tp"), [have for *_, have in told])
-    difference = different_inputs(session, [each for _, each, _ in told])
+    answers = [json.loads(text) for text in texts]
+    session.agreement.compare(session.peers("tp"), [have for *_, have in answers])
+    difference = different_inputs(session, [each for _, each, _ in answers])
     if difference:
         raise DivergenceError(
             f"in step {step} the ranks were called differently: {difference}{TENSOR_ADVICE}"
         )
-    return told[0][0]
+    return answers[0][0]
 
 
 def different_inputs(session: Session, calls: Sequence[str]) -> str:
@@ -146,8 +146,8 @@ def _compare(session: Session, shown: dict[str, str], axis: str) -> None:
         texts = gather_texts(json.dumps(shown), session.group(axis))
     difference = first_difference({rank: json.loads(text) for rank, text in zip(ranks, texts, strict=True)})
     if difference:
-        told = difference.replace("the ranks were started differently", "the ranks differ")
+        text = difference.replace("the ranks were started differently", "the ranks differ")
         if "input" in shown:
             calls = [json.loads(text)["input"] for text in texts]
-            told += advice_for(calls) if session.mesh.tp == 1 else TENSOR_ADVICE
-        raise DivergenceError(told)
+            text += advice_for(calls) if session.mesh.tp == 1 else TENSOR_ADVICE
+        raise DivergenceError(text)

@@ -74,7 +74,7 @@ class Pipeline:
         seed: What the random numbers of the present step follow from; the same on all ranks.
         drawing: The microbatch whose random states are the process's now.
         specs: What is known of calls, by signature.
-        told: The signatures that this rank has told the others.
+        announced: The signatures that this rank has sent to the others.
         own: The attributes of modules that each microbatch has for itself.
         buffers: The buffers of this rank that the code between units writes, by id.
         filled: The lists, dicts and objects that units of running microbatches have filled, by id, with the microbatch.
@@ -83,12 +83,12 @@ class Pipeline:
         units: How many units have a number.
         logs: The signatures of the calls of each microbatch in the present step, in order.
         calls: The numbers of calls, by signature; see ``differing_calls``.
-        latest: The numbers of the calls of the last step, by rank, as the ranks have told them.
+        latest: The numbers of the calls of the last step, by rank, as the ranks have sent them.
         texts: The texts of calls, by number.
         generation: How often old signatures were forgotten.
         gathering: What gathers parameters for each microbatch, by model; empty where none does.
         proof: Notes the numbers of a step that is compared with one process; see ``verify``.
-        note: Tells the monitor what this rank does.
+        note: Reports to the monitor what this rank does.
         offload: Around an activation checkpoint: what it keeps is in host memory, if the settings say so.
     """
 
@@ -100,7 +100,7 @@ class Pipeline:
     seed: int = 0
     drawing: Microbatch | None = None
     specs: dict[Any, Spec] = field(default_factory=dict)
-    told: set[Any] = field(default_factory=set)
+    announced: set[Any] = field(default_factory=set)
     own: Own = field(default_factory=Own)
     buffers: dict[int, SharedBuffer] = field(default_factory=dict)
     filled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Pipeline:
     def forget_old_calls(self) -> None:
         """Where too many signatures are known at the end of a step, keep those of this step only.
 
-        Every rank makes the same calls, so all ranks forget the same signatures at the same step. What ranks tell from
+        Every rank makes the same calls, so all ranks forget the same signatures at the same step. What ranks send from
         then on belongs to the next generation, so a rank that is ahead is never mistaken for one that repeats a call.
         """
         if len(self.specs) <= MOST_CALLS:
@@ -173,12 +173,12 @@ class Pipeline:
         used = {key for log in self.logs.values() for key in log}
         if len(self.specs) > max(MOST_CALLS, 4 * len(used)):
             self.specs = {key: spec for key, spec in self.specs.items() if key in used}
-            self.told &= used
+            self.announced &= used
             self.generation += 1
 
     def forget_calls(self) -> None:
         """Between two steps: units are elsewhere from now on, and all that is known of calls is learned anew."""
-        self.specs, self.told = {}, set()
+        self.specs, self.announced = {}, set()
         self.generation += 1
 
     def next_serial(self) -> int:

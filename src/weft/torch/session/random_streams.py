@@ -7,7 +7,7 @@ seeded from the step, the microbatch, its name and how many calls of that name h
 stream alone. So dropout masks depend on the seed, not on which rank happens to run a unit.
 
 Where a step sets a seed itself (``torch.manual_seed``), all draws after that in the microbatch come from the one stream
-that one process would have: whoever has drawn tells the others how far the stream is.
+that one process would have: whoever has drawn sends the others how far the stream is.
 """
 
 from __future__ import annotations

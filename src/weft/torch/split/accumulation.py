@@ -47,14 +47,14 @@ def accumulate(session: Session, function: Callable[..., Any], batch: MiniBatch)
         except Exception as error:  # one that the whole mini-batch has, too, comes when the step runs
             faults.append(f"a small microbatch cannot be run ({type(error).__name__}: {error})")
     own = json.dumps([found.to_record(), faults])
-    told = [json.loads(text) for text in gather_texts(own, session.group("world"))]
-    faults = [fault for _, of_rank in told for fault in of_rank]
+    gathered = [json.loads(text) for text in gather_texts(own, session.group("world"))]
+    faults = [fault for _, of_rank in gathered for fault in of_rank]
     number, reasons = (
         1,
         f"microbatches: 1, because {faults[0]}, so that what it takes is not known" if faults else "",
     )
     if not faults:
-        number, reasons, fits = fewest([Resident.from_record(one) for one, _ in told], batch.cut.uneven)
+        number, reasons, fits = fewest([Resident.from_record(one) for one, _ in gathered], batch.cut.uneven)
         if not fits and session.rank == 0:
             log.warning("no number of microbatches fits the memory: %s", reasons)
     if session.rank == 0:
@@ -64,7 +64,7 @@ def accumulate(session: Session, function: Callable[..., Any], batch: MiniBatch)
 
 
 def _cannot(session: Session, batch: MiniBatch) -> str | None:
-    """Why the memory of the step cannot be told, if it cannot. The same on all ranks."""
+    """Why the memory of the step is not known, if it is not. The same on all ranks."""
     modules = [module for model in session.models for module in model.module.modules()]
     if batch.size is None:
         return "the step is given no tensor that is cut"

@@ -30,7 +30,7 @@ from weft.plan.search import Found, recomputed, search
 from weft.plan.v_apex import EFFORT, best_turn, tries
 from weft.schedule.legal import check
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_plan
+from weft.session.recording import record_plan
 from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Link
 from weft.torch.session.collectives import agree_on, gather_texts
@@ -252,7 +252,7 @@ class Watch:
 
 
 def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> None:
-    """Tell how good the prediction was; collective over all ranks."""
+    """Log how good the prediction was; collective over all ranks."""
     own = {
         "step_s": median(step_s for step_s, _ in steps),
         "times": {key: median(times.get(key, 0.0) for _, times in steps) for key in steps[0][1]},
@@ -266,7 +266,7 @@ def compare(session: Session, steps: list[tuple[float, dict[str, float]]]) -> No
         step = as_weft_runs(
             chosen.schedule, chosen.stages, chosen.links, **execution(session.settings, False)
         )
-        tell_plan(session, Planned.of(step))
+        record_plan(session, Planned.of(step))
 
 
 def _answer(session: Session, found: list[dict[str, Any]]) -> str:

@@ -75,7 +75,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool | str = True) -> Non
     """Decide before the first step whether the weights in ``module`` may be sharded, or how; by default they may.
 
     What can be cut is found by itself (``tensor_parallel_degree``). ``enabled``: False keeps ``module``, and all in it,
-    whole on every rank. One linear may be told how: ``"column"``, each rank computes some of its results, which are
+    whole on every rank. One linear may be given a way: ``"column"``, each rank computes some of its results, which are
     all-gathered unless the next linear takes them sharded; ``"row"``, each rank takes some of its inputs, and the
     results are all-reduced. ``"vocabulary"``: an embedding, or the linear that scores its words, by rows. Where this
     cannot be, the first step raises :class:`UsageError` before anything is cut.

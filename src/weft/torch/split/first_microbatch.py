@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def _with_values_if_need_be(session: Session, model: DistributedModel, run: Callable[[bool], T]) -> T:
-    """The result of ``run``, which is told to do without values where the model has none, or no room for them.
+    """The result of ``run``, which does without values where the model has none, or no room for them.
 
     Raises:
         UsageError: It reads a value, and there are none.
@@ -58,7 +58,7 @@ def _with_values_if_need_be(session: Session, model: DistributedModel, run: Call
         if session.device.type != "cpu" or any(has_delayed(other.module) for other in session.models):
             raise UsageError(
                 f"the step cannot be traced without data, because something in it reads a tensor's value: {error}. "
-                "Leave such code out of the first step (weft.is_tracing() tells). Or let the model have values there: "
+                "Leave such code out of the first step (weft.is_tracing()). Or let the model have values there: "
                 "without weft.delay_param_initialization(), and with a memory_limit that its gradients fit"
             ) from error
         large = "" if session.rehearsal else ", although it is large"

@@ -98,7 +98,7 @@ def keep_others_busy(session: Session) -> AbstractContextManager[Any]:
 
 @contextmanager
 def busy(wanted: bool) -> Iterator[Callable[[], float]]:
-    """Inside, a thread computes as a step does, if ``wanted``; the value tells its processor time so far."""
+    """Inside, a thread computes as a step does, if ``wanted``; the value is its processor time so far."""
     spent, stop = [0.0], threading.Event()
 
     def work() -> None:

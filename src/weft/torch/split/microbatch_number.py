@@ -90,7 +90,7 @@ def need_cut(batch: MiniBatch) -> None:
 def traced(
     session: Session, model: DistributedModel, function: Callable[..., Any], batch: MiniBatch, number: int
 ) -> Trace:
-    """One of so many microbatches; what their padding means is told when the plan is made."""
+    """One of so many microbatches; what their padding means is logged when the plan is made."""
     return trace_step(session, model, function, replace(batch, microbatches=number), counted=True)
 
 
@@ -114,7 +114,7 @@ class Sized:
         return Line(one.fixed + other.fixed, one.each + other.each)
 
     def at(self, number: int) -> Trace:
-        """The trace of one of so many microbatches, as far as it can be told from those that ran."""
+        """The trace of one of so many microbatches, as far as it is known from those that ran."""
         near = min(self.traces, key=lambda known: max(known, number) / min(known, number))
         trace = self.traces[near]
         factors = {}

@@ -22,7 +22,7 @@ from weft.plan.chosen import Chosen, layout, most_in_flight
 from weft.plan.measured.planned import Planned
 from weft.runtime.allocator import give_back
 from weft.schedule.table import KINDS
-from weft.session.recording import tell_facts, tell_plan, tell_units
+from weft.session.recording import record_facts, record_plan, record_units
 from weft.simulate import FREE
 from weft.torch.calls.attributes import own
 from weft.torch.context_parallel import Sequences
@@ -96,21 +96,21 @@ def partition_models(
         give_back()
         session.streams.numpy = session.streams.numpy or plan.numpy
         model.finish_partition(plan)
-        tell_units(session, describe_units(plan), measured)
+        record_units(session, describe_units(plan), measured)
         if session.settings.optimize == "auto" and plan.optimize or plan.optimize == "memory":
             session.decide(optimize=plan.optimize, memory_weight=plan.memory_weight)
         if session.rank == 0:
-            _tell_split(session, model.module, plan)
-    tell_plan(session, _planned(plans))
+            _log_split(session, model.module, plan)
+    record_plan(session, _planned(plans))
     if session.settings.rebalance:
         session.rebalance = Rebalance(session.settings.speeds)
     if session.settings.tensor_parallel_degree > 1:
         found = [Splits.from_record(plan.tensors) for plan in plans if plan.tensors is not None]
-        tell_facts(session, cut_layers=sum(len(each.linears()) for each in found))
+        record_facts(session, cut_layers=sum(len(each.linears()) for each in found))
     return batch
 
 
-def _tell_split(session: Session, module: nn.Module, plan: Plan) -> None:
+def _log_split(session: Session, module: nn.Module, plan: Plan) -> None:
     """Log the parts of a model, and warn of what was asked for and is not there."""
     placement = plan.placement(session.settings.partitions, session.settings.microbatch_count)
     named, warnings = type(module).__name__, list(placement.warnings)
@@ -135,8 +135,8 @@ def _tell_split(session: Session, module: nn.Module, plan: Plan) -> None:
 
 def _planned(plans: Sequence[Plan]) -> Planned | None:
     """The expected step with all these models; None where an older checkpoint's plan does not say."""
-    told = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
-    return functools.reduce(Planned.plus, told) if len(told) == len(plans) else None
+    steps = [Planned.from_record(plan.planned) for plan in plans if plan.planned is not None]
+    return functools.reduce(Planned.plus, steps) if len(steps) == len(plans) else None
 
 
 def cut_by_decided_number(

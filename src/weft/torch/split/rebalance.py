@@ -19,7 +19,7 @@ from weft.plan.chosen import execution, schedule_for
 from weft.plan.measured.planned import Planned
 from weft.plan.measured.rebalanced import NOISE, Better, Present, find_split
 from weft.runtime.allocator import give_back
-from weft.session.recording import record_preparation, tell_plan
+from weft.session.recording import record_plan, record_preparation
 from weft.timeline import WORK
 from weft.torch.execution.unit_call import FLOATING
 from weft.torch.placed.move import move, moved, why_not
@@ -83,7 +83,7 @@ class Rebalance:
             move(session, model, plan)
             give_back()
         session.recorded.units[:] = describe_units(plan)
-        tell_plan(session, Planned.from_record(answer["planned"]))
+        record_plan(session, Planned.from_record(answer["planned"]))
 
     def _decide(self, session: Session, model: Any, times: Sequence[Sequence[float]]) -> str:
         """The next split as JSON; on the rank that decides. ``times``: of each rank, by step."""
@@ -107,7 +107,7 @@ class Rebalance:
             return "null"
         layout = present.schedule.rank_of_stage
         names = {unit.name: stage for unit, stage in zip(units, better.stages, strict=True)}
-        log.info("%s", _told(plan, names, layout, better))
+        log.info("%s", _summary(plan, names, layout, better))
         return json.dumps(
             {
                 "stages": names, "layout": layout, "speeds": better.speeds,
@@ -126,7 +126,7 @@ def refuse(fault: str) -> None:
         raise UsageError(f'rebalance cannot move modules to other ranks: {fault}. Write "rebalance": false')
 
 
-def _told(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: Better) -> str:
+def _summary(plan: Plan, stages: Mapping[str, int], layout: Sequence[int], better: Better) -> str:
     """The move, why, and the gain that is expected, on one line."""
     late = [
         f"partition {at} took {factor:.2f} times as long"

@@ -3,7 +3,7 @@
 Between a column-parallel linear and a row-parallel one, tensors are PyTorch's ``DTensor``: the
 model's own code sees whole shapes, whatever it does with them, and each rank computes its part. Everywhere else tensors
 are plain.
-``find.find`` tries out what can be split, ``apply.split`` does it. How a model looks is told by running it, never by
+``find.find`` tries out what can be split, ``apply.split`` does it. How a model looks is found by running it, never by
 its names. What stands here does without ``DTensor``, which takes more than a second to load. As soon as anybody loads
 it, a ``DTensor`` is known as a shard.
 """

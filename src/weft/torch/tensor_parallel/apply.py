@@ -170,7 +170,7 @@ def split(
 
 
 def _weight(module: Any, linear: Linear) -> Any:
-    """The parameter that tells whether the module is split; None if it is nothing that weft splits."""
+    """The parameter that shows whether the module is split; None if it is nothing that weft splits."""
     if linear.kind == MIXTURE:
         held = next((each.name for each in linear.held if each.rank is not None), "")
         inside = dict(module.named_parameters())

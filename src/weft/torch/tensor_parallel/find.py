@@ -176,7 +176,7 @@ class _Search:
     def find_experts(self, experts: str) -> None:
         """Find experts whose weights are one tensor."""
         split = {*self.trial.kinds, *self.trial.alone, *self.words}
-        self.stacked, self.uncut, self.told = find_experts(
+        self.stacked, self.uncut, self.expert_notes = find_experts(
             self.model, self.run, self.size, self.owners, self.wish, experts, self.inside, split, self.leaking
         )
 
@@ -229,7 +229,7 @@ class _Search:
             alone = how == COLUMN and name in self.trial.alone
             besides = "all-gathered" if alone else notes.get(name, "")
             notes[name] = "as the script says" + f", {besides}" * bool(besides)
-        notes.update(_notes_of_experts(self.stacked, self.told))
+        notes.update(_notes_of_experts(self.stacked, self.expert_notes))
         return notes
 
 
@@ -249,11 +249,11 @@ def _why_attention_is_whole(
     return why_whole(attention, size) or own_wish(model, name)
 
 
-def _notes_of_experts(stacked: Mapping[str, Linear], told: Mapping[str, str]) -> dict[str, str]:
+def _notes_of_experts(stacked: Mapping[str, Linear], reasons: Mapping[str, str]) -> dict[str, str]:
     """Why experts are split in another way than the first one that is tried."""
     return {
         name: f"{'not expert tensor parallel' if stacked[name].by_rank() else f'not {HOW[MIXTURE]}'}: {why}"
-        for name, why in told.items()
+        for name, why in reasons.items()
     }
 
 

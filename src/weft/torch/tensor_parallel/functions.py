@@ -38,7 +38,7 @@ _plain: Callable[..., Any] = DTensor.__torch_function__
 
 
 class Functions:
-    """Answers for the tensors of one team."""
+    """Runs PyTorch's functions on tensors that are sharded over one group of ranks."""
 
     rules: Mapping[Any, Rule] = RULES
     """weft's own rules by function."""
@@ -133,7 +133,7 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
 
 
 def answer(functions: Functions) -> None:
-    """From now on these answer for the tensors of their team."""
+    """From now on these run on the tensors of their sharding group."""
     _functions[functions.shard_group.name] = functions
     if DTensor.__torch_function__ is not _torch_function:
         DTensor.__torch_function__ = staticmethod(_torch_function)  # type: ignore[method-assign]

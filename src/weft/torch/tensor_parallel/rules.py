@@ -226,14 +226,14 @@ class stream_of_part:
     """Inside, random numbers are this rank's own; all ranks' common stream moves on by one number."""
 
     def __init__(self, shard_group: ShardGroup, draws: bool = True) -> None:
-        self._team, self._draws = shard_group, draws
+        self._group, self._draws = shard_group, draws
 
     def __enter__(self) -> None:
         if self._draws:
-            self._streams = streams_of(self._team)
+            self._streams = streams_of(self._group)
             seed = self._streams.draw()
             self._before = self._streams.capture(TORCH)
-            self._streams.seed(mix(seed, self._team.seat), TORCH)
+            self._streams.seed(mix(seed, self._group.seat), TORCH)
 
     def __exit__(self, *_: object) -> None:
         if self._draws:

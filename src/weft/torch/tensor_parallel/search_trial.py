@@ -1,4 +1,4 @@
-"""One attempt at running a sharded model, and what it tells: see ``find``."""
+"""One attempt at running a sharded model, and what it shows: see ``find``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Trial:
         """Notes that results of these linears cannot be sharded; a fused projection gets another chance.
 
         The linear that was called first is to blame, and those that took the same tensor. If the others are, too, the
-        next run tells.
+        next run shows.
 
         Raises:
             Stop: Always.
@@ -190,8 +190,8 @@ class Trial:
         count, what = (results, "results") if kind == COLUMN else (inputs, "inputs")
         for block in self.blocks_of(name) if kind == COLUMN else (inputs,):
             if block % self.size:
-                told = f"{count} {what}" if block == count else f"block of {block} {what}"
-                self.exclude(name, f"its {told} cannot be divided by {self.size}")
+                shown = f"{count} {what}" if block == count else f"block of {block} {what}"
+                self.exclude(name, f"its {shown} cannot be divided by {self.size}")
                 return False
         return True
 
@@ -316,7 +316,7 @@ class Watcher(Functions):
             self.note([tensor], "gradients take the whole")
 
     def _look_at_fresh(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Tell from what is done with a linear's results whether they are several behind each other."""
+        """Find out from what is done with a linear's results whether they are several behind each other."""
         given = args[0] if args else None
         found = self.fresh.get(id(given))
         if found is None or found[0] is not given:
@@ -345,6 +345,6 @@ def _cannot_see(part: DTensor, shape: tuple[int, ...], size: int) -> str:
             few = [*dict.fromkeys(n for n in shape[at : at + 2] if n % size and at < len(shape) - 2)] or [
                 count
             ]
-            told = f"neither {few[0]} nor {few[1]} can" if len(few) == 2 else f"{few[0]} cannot"
-            return f"its results are {seen}, and {told} be divided by {size}"
+            text = f"neither {few[0]} nor {few[1]} can" if len(few) == 2 else f"{few[0]} cannot"
+            return f"its results are {seen}, and {text} be divided by {size}"
     return ""

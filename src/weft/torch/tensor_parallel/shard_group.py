@@ -128,6 +128,13 @@ class ShardGroup:
             return torch.cat(self.gather(tensor, dim, sizes), dim)
         return self._padded(tensor, dim, max(sizes))
 
+    def all_to_all(self, sent: Tensor) -> Tensor:
+        """The rows that all ranks have for this one, of a tensor with a row for each rank."""
+        assert self.collectives is not None
+        self._outside("exchanges shards")
+        with self.record():
+            return self.collectives.all_to_all(sent)
+
     def full_tensor(self, shard: Tensor, dim: int, positions: ShardPositions) -> Tensor:
         """The whole of what the ranks have along ``dim``."""
         if positions == ShardPositions.contiguous(positions.sizes):

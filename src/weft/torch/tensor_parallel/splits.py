@@ -43,11 +43,11 @@ def refuse_whole(model: nn.Module, faults: Mapping[str, str]) -> None:
     wanted = wished(model)
     faults = {name: why for name, why in faults.items() if name in wanted}
     if faults:
-        told = "; ".join(
+        reasons = "; ".join(
             f'{name} is set to "{wanted[name]}", and {why}' for name, why in sorted(faults.items())
         )
         raise UsageError(
-            f"not all modules can be cut as weft.set_tensor_parallelism says: {told}. Write True to let "
+            f"not all modules can be cut as weft.set_tensor_parallelism says: {reasons}. Write True to let "
             "weft decide, or False to keep it whole"
         )
 

@@ -3,7 +3,7 @@ which this rank has a share, outside of the unit for which they are gathered. Th
 
 Units run as they are, with nothing between their operations and PyTorch. So the module's own table of parameters looks:
 inside a unit it gives a :class:`Part`, by whichever way somebody asks (``module.weight``, ``module.parameters()``). A
-part tells dtype, device and the like, and refuses everything that would take it for the whole.
+part gives dtype, device and the like, and refuses everything that would take it for the whole.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ SHAPES = {
     Tensor.shape.__get__, Tensor.nbytes.__get__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.__len__,  # type: ignore[attr-defined]
     Tensor.stride, Tensor.is_same_size, torch.numel, torch.is_same_size,
 }  # fmt: skip
-"""Functions that tell a part from the whole."""
-_TOLD = METADATA - SHAPES
+"""Functions whose results differ between a part and the whole."""
+_COMMON = METADATA - SHAPES
+"""Functions whose results are the same for a part and the whole."""
 
 
 def _nowhere() -> bool:
@@ -96,7 +97,7 @@ class Part(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _TOLD:
+        if func not in _COMMON:
             refuse_part(next(each.of for each in tensors_in((args, kwargs)) if isinstance(each, Part)))
         return func(*(each.of if isinstance(each, Part) else each for each in args), **(kwargs or {}))
 
@@ -105,7 +106,7 @@ _parts: WeakValueDictionary[int, Part] = WeakValueDictionary()
 
 
 def _part(parameter: Tensor) -> Part:
-    """The same one for a parameter that several modules share: they are told apart by identity."""
+    """The same one for a parameter that several modules share: they differ by identity."""
     found = _parts.get(id(parameter))
     if found is None:
         found = _parts[id(parameter)] = torch.empty(0).as_subclass(Part)

@@ -1,4 +1,4 @@
-"""Nested structures told to other ranks: a rank describes what a call returns, the others build the same.
+"""Nested structures for other ranks: a rank describes what a call returns, the others build the same.
 
 A description is JSON: a list whose first item names the form. An object that is no container can be described only
 if the other ranks hold the same object already, because it came in as an argument.
@@ -29,12 +29,12 @@ class Describer:
     """Turns what a call returns into descriptions.
 
     ``inputs``: the arguments of the call; an object that is passed through is described by its number among them.
-    ``tensors``: the tensors that were described, in order of appearance. ``told``: whether other ranks will build it;
+    ``tensors``: the tensors that were described, in order of appearance. ``shared``: whether other ranks will build it;
     else any object may be in there.
     """
 
-    def __init__(self, inputs: Any, told: bool = True) -> None:
-        self._told = told
+    def __init__(self, inputs: Any, shared: bool = True) -> None:
+        self._shared = shared
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
         self._opaque = {id(thing): number for number, thing in enumerate(opaque_objects(inputs))}
@@ -68,7 +68,7 @@ class Describer:
         if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
             named = {name: self.describe(item) for name, item in attributes_of(tree).items()}
             return ["dataclass", class_name(type(tree)), named]
-        if not self._told:
+        if not self._shared:
             return ["constant", None]
         raise UsageError(
             f"returns a {type(tree).__qualname__}, which cannot be described to the other ranks; return tensors, "

@@ -54,10 +54,10 @@ def _added(wanted: Sequence[str], given: Sequence[str]) -> Iterator[str]:
     state, model = _around(wanted, given), _around(given, wanted)
     if state is not None:
         before, after = state
-        told = [f'begin with "{before}"'] * bool(before) + [f'end in "{after}"'] * bool(after)
+        added = [f'begin with "{before}"'] * bool(before) + [f'end in "{after}"'] * bool(after)
         name = f'name.removeprefix("{before}")' if before else "name"
         name += f'.removesuffix("{after}")' if after else ""
-        yield f"the names in the state {' and '.join(told)}: load {{{name}: value for name, value in state.items()}}"
+        yield f"the names in the state {' and '.join(added)}: load {{{name}: value for name, value in state.items()}}"
     elif model is not None and model[0] and not model[1]:
         yield (
             f'the names of the model begin with "{model[0]}", those in the state do not: load '

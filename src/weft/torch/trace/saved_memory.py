@@ -1,4 +1,4 @@
-"""The memory that autograd keeps for the backward pass, told tensor by tensor."""
+"""The memory that autograd keeps for the backward pass, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@ Nothing of the run is left behind, see ``dry_run``.
 
 * Forward time is taken around every module's call.
 * Backward time is taken at the end of every node of autograd's graph, from the end of the node before. A node belongs
-  to the module whose call made it; the node's sequence number tells which. Adding up the gradients of a module's own
+  to the module whose call made it; the node's sequence number says which. Adding up the gradients of a module's own
   parameters counts for the module, too.
 * Activation bytes are what autograd saves: each piece of memory once, parameters not at all.
 * Also noted: which parameters and other modules a module uses that are registered elsewhere, and what glue does.
 
 The first pass warms up and watches. The others measure until two of them agree (see ``typical_times``), because a
-machine may change its speed meanwhile. The smallest time of a module, and of modules alike, counts: it tells best how
+machine may change its speed meanwhile. The smallest time of a module, and of modules alike, counts: it shows best how
 modules compare. All times are then scaled to what the agreeing passes take together, because the smallest of many times
 are faster than any one pass.
 """

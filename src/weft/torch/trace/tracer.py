@@ -243,8 +243,8 @@ class Tracer:
                 made.returned.add(record.name)
 
     def _look_into(self, record: Record, contents: Contents) -> None:
-        """Note what a call has put into containers and objects. It leaks what other ranks cannot be told, and what it
-        puts where other microbatches find it."""
+        """Note what a call has put into containers and objects. It leaks what cannot be sent to other ranks, and what
+        it puts where other microbatches find it."""
         try:
             changes = contents.changes()
             Describer(()).describe(changes)

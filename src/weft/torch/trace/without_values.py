@@ -56,7 +56,7 @@ class AsWithValues(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in LOWER or func in SINGLE:
-            device = next((each for each in DEVICES if torch.is_autocast_enabled(each)), None)
+            device = _autocast_device()
             if device is not None and (func in LOWER or device == "cuda"):
                 dtype = torch.get_autocast_dtype(device) if func in LOWER else torch.float32
                 args, kwargs = map_tensors((args, kwargs), lambda tensor: _cast(tensor, dtype))
@@ -71,6 +71,11 @@ class AsWithValues(TorchFunctionMode):
             if least:
                 return torch.empty(least, dtype=torch.int64, device="meta")
         return func(*args, **kwargs)
+
+
+def _autocast_device() -> str | None:
+    """The device whose autocast is on."""
+    return next((each for each in DEVICES if torch.is_autocast_enabled(each)), None)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -108,7 +113,8 @@ def _attention(
 def on_meta(root: nn.Module) -> Iterator[None]:
     """Inside, all parameters and buffers of the model are on the meta device.
 
-    Code that asks PyTorch whether it is being traced (``torch.jit.is_tracing``), to read no values then, is told so.
+    ``torch.jit.is_tracing()`` is True, for code that then reads no values.
+    Autocast for the device of such a tensor is that of a device with values.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
@@ -124,11 +130,17 @@ def on_meta(root: nn.Module) -> Iterator[None]:
                         twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
                     twins[id(tensor)] = twin
                 table[name] = twins[id(tensor)]
-    asked = torch.jit.is_tracing
+    asked, made = torch.jit.is_tracing, torch.autocast.__init__
+
+    def autocast(context: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
+        made(context, _autocast_device() or "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
     torch.jit.is_tracing = lambda: True
+    torch.autocast.__init__ = autocast  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         torch.jit.is_tracing = asked
+        torch.autocast.__init__ = made  # type: ignore[method-assign]
         for table, name, tensor in kept:
             table[name] = tensor

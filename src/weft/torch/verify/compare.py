@@ -297,7 +297,7 @@ class Proof:
         places = {name: partition for name, _, partition in units_of(self.models)}
         found = compare(reference, split, self._precision(), places)
         self.seconds += time.perf_counter() - started
-        self._tell(found)
+        self._conclude(found)
         return ""
 
     def _precision(self) -> torch.dtype:
@@ -315,7 +315,7 @@ class Proof:
             with open(session.settings.verify_report, "a", encoding="utf-8") as file:
                 file.write(json.dumps(content) + "\n")
 
-    def _tell(self, found: Findings) -> None:
+    def _conclude(self, found: Findings) -> None:
         step = self.session.steps
         self.report({"fault": found.fault, "losses": found.losses, "gradients": found.gradients})
         part = f"'s first microbatch of {len(self.given)}" if self.session.proofs.by_unit else ""

@@ -174,20 +174,20 @@ def _where(work: _Comparison, index: int) -> str:
     """A sentence on where the microbatch parts from one process, by units in the order of their calls."""
     found = _find_parting(work, index, work.limit / 10)
     if found is None:
-        told = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
-        return told + CAUSES.format(advice="weft.set_partition(module, index)")
+        text = "All modules give the same, so look at the code after them. " if work.one.units[index] else ""
+        return text + CAUSES.format(advice="weft.set_partition(module, index)")
     (unit, call), already, before = found
     name = (
         f"{unit or 'the model'} (partition {work.places.get(unit, 0)}{f', call {call}' if call > 1 else ''})"
     )
     if already:
-        told = (
+        text = (
             f"The first module that differs is {name}: what it is given differs already, so look at the code "
         )
-        told += f"between {before or 'the start'} and it. "
+        text += f"between {before or 'the start'} and it. "
     else:
-        told = f"The first module whose output differs is {name}, which is given the same. "
-    return told + CAUSES.format(advice=f"weft.set_partition({unit or 'model'}, index)")
+        text = f"The first module whose output differs is {name}, which is given the same. "
+    return text + CAUSES.format(advice=f"weft.set_partition({unit or 'model'}, index)")
 
 
 def _buffers(work: _Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: short lists of numbers that tell how far apart two tensors are, wherever they are.
+"""Fingerprints of tensors: short lists of numbers that show how far apart two tensors are, wherever they are.
 
 A tensor of n numbers becomes a matrix A [n / 8, 8], and its fingerprint is w A. The vector w is the same for all
 tensors; its numbers lie between 0.5 and 1.5, with random signs. A fingerprint is linear, so |w A - w B| says how large

@@ -46,7 +46,7 @@ CHANCE = (
     "drop", "rand", "normal", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy", "poisson",
     "gumbel", "rrelu", "attention", "fractional", "sample", "lstm", "gru", "rnn",
 )  # fmt: skip
-"""Parts of the names of PyTorch's functions that may draw random numbers. Of other functions the first call tells."""
+"""Parts of the names of PyTorch's functions that may draw random numbers. Of others the first call shows it."""
 
 
 class Alone:

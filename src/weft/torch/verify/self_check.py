@@ -88,7 +88,7 @@ def _function(net: Any, x: Tensor) -> Tensor:
 
 
 def _checkpoint(reentrant: bool) -> Run:
-    """A run that tells whether weft takes activation checkpoints over.
+    """A run that shows whether weft takes activation checkpoints over.
 
     The run has no gradients: PyTorch's own checkpoint imports the compiler for these, which takes seconds.
     """

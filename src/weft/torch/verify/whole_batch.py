@@ -78,10 +78,10 @@ class Outcome:
     """Losses and gradients of a batch, as one piece or in microbatches.
 
     Attributes:
-        losses: Those that backward passes began at, in their order, weighted and added up over microbatches.
+        losses: Those that backward passes began at, in their order, weighted and summed over microbatches.
         sizes: The sums of their absolute values.
         gradients: For each tensor that a call of a model returned the gradient in it, rows in the order of the batch,
-            as far as that is known: see `_together`.
+            as far as that is known: see `_joined_gradient`.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -100,7 +100,7 @@ def _joined_gradient(parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tenso
     """The gradient in what the whole batch gave, from those in its pieces, whose rows were these.
 
     Where a call has several rows for each of the batch, they stand in blocks (two columns one after the other), or as
-    neighbours: both are told.
+    neighbours: both are given.
     """
     if not parts[0].dim():
         return [torch.stack([*parts]).sum()]

@@ -1,6 +1,6 @@
-"""Ranks that stand in an operation on a file, and those that wait for them: in the log, and for other commands.
+"""Ranks that are blocked in an operation on a file, and those that wait for them: in the log, and for other commands.
 
-files.json    in the folder of an attempt, and in that of a recording: who stands in what since when, and who waits
+files.json    in the folders of an attempt and of a recording: blocked ranks, their operations, and who waits for them
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weft.watch.heartbeat import Sign, State
 from weft.watch.progress_file import write
 
 NAME = "files.json"
-TELL_S = 6.0
-"""An operation that takes so long is told, and again whenever it takes twice as long as then."""
+REPORT_S = 6.0
+"""An operation that takes so long is reported, and again whenever it takes twice as long as then."""
 _MOST = 4
 """So many ranks are named at once."""
 _LONGEST = 300
@@ -28,10 +28,10 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Standing:
-    """Who stands in what, and who waits.
+    """Ranks that are blocked in an operation on a file, and ranks that wait for them.
 
     Attributes:
-        operations: What each rank stands in, and since when, in seconds since 1970.
+        operations: The operation of each blocked rank, and since when, in seconds since 1970.
         waiting: The rank for which each other one waits.
     """
 
@@ -62,13 +62,13 @@ class Standing:
         """The content of the file in a folder; empty if it has nothing that can be used."""
         try:
             with open(regular(folder / NAME), "rb") as file:
-                told = parse_json(read_limited(file, TEXT_LIMIT_BYTES).decode())
+                record = parse_json(read_limited(file, TEXT_LIMIT_BYTES).decode())
             return cls(
                 {
                     _rank(rank): (cut(visible(str(text)), _LONGEST), float(since))
-                    for rank, (text, since) in told["ranks"].items()
+                    for rank, (text, since) in record["ranks"].items()
                 },
-                {_rank(rank): _rank(peer) for rank, peer in told["waiting"].items()},
+                {_rank(rank): _rank(peer) for rank, peer in record["waiting"].items()},
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, FormatError):
             return cls()
@@ -84,7 +84,7 @@ def _rank(value: object) -> int:
     return number
 
 
-class Teller:
+class BlockedRanks:
     """Follows the signs of all ranks; whoever sees them calls `observe` a few times a second."""
 
     def __init__(
@@ -103,12 +103,14 @@ class Teller:
         for rank, sign in signs.items():
             if self._moves.get(rank, (None, 0.0))[0] != sign.notes:
                 self._moves[rank] = (sign.notes, now)
-        stand = {rank: sign for rank, sign in signs.items() if sign.operation and sign.operation_s >= TELL_S}
+        stand = {
+            rank: sign for rank, sign in signs.items() if sign.operation and sign.operation_s >= REPORT_S
+        }
         before = self.standing.operations
         operations = {}
         for rank, sign in stand.items():
             text, since_s = before.get(rank, ("", 0.0))
-            same = text == sign.operation and abs(wall_s - sign.operation_s - since_s) < TELL_S
+            same = text == sign.operation and abs(wall_s - sign.operation_s - since_s) < REPORT_S
             operations[rank] = (sign.operation, since_s if same else wall_s - sign.operation_s)
         first = max(stand, key=lambda rank: stand[rank].operation_s, default=-1)
         waiting = {}
@@ -131,7 +133,7 @@ class Teller:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
-        """Leaves what is so now in a folder, if it is not so there yet."""
+        """Writes the present state into a folder, if it has changed."""
         if self._written.get(folder, NOTHING) != self.standing:
             self._written[folder] = self.standing
             write(folder, self.standing.as_dict(), NAME)

@@ -56,7 +56,7 @@ class Operation(NamedTuple):
 
     Attributes:
         text: For people: ``reads /data/part-3``.
-        call: Tells this call from the one before it and the one after it.
+        call: Identifies the call: the next one, even of the same kind, has another text.
     """
 
     text: str
@@ -95,7 +95,7 @@ def _of_process(pid: int) -> Operation | None:
     for thread in _threads(pid):
         place = f"/proc/{pid}/task/{thread}"
         call = _text(f"{place}/syscall").split()
-        text = told(pid, call) if call else ""
+        text = in_words(pid, call) if call else ""
         if not text:
             continue
         state = _text(f"{place}/stat").rpartition(")")[2].split()[:1]
@@ -108,7 +108,7 @@ def _of_process(pid: int) -> Operation | None:
     return None
 
 
-def told(pid: int, call: list[str], machine: str = platform.machine()) -> str:
+def in_words(pid: int, call: list[str], machine: str = platform.machine()) -> str:
     """A system call in words; empty if it is none on a file that storage has.
 
     Args:

@@ -5,7 +5,7 @@
 RANK and LAUNCHER are processes, each with when it began; 0 stands for no such launcher. PORT is that of the job's
 store, HEARTBEAT the `heartbeat_timeout` in seconds. The standard input has two words: ALL_CAME, all ranks have come to
 their end, so there is nothing left to do; LEAVING, the first rank has left as it should. Others may follow, and the
-rank may work on alone for as long as it likes: its connections tell nothing any more.
+rank may work on alone for as long as it likes: its connections are no sign of life any more.
 
 Before that: all connections with other hosts have gone, but the rank still runs: it has `heartbeat_timeout` to notice,
 and LOOKS to end, as it would by itself. One that does not stands still, and is killed.

@@ -79,7 +79,7 @@ def test_what_weft_has_no_rule_for_is_told():
     assert found.notes == (
         "weft has no rule Overfit: log both losses, and compare them in TensorBoard",
         "SMS of DeadRelu: use `weft run --fail-on DeadRelu`, or the hook on_finding",
-        "weft has no rule DeadRelu, which reads tensors: log a number that tells the same",
+        "weft has no rule DeadRelu, which reads tensors: log a number that says the same",
     )
 
 

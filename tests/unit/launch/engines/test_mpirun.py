@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.launch.test_discovery import OPENMPI, TORCHRUN
 from weft.errors import LaunchError
-from weft.launch.discovery import PORTS, discover, master_told
+from weft.launch.discovery import PORTS, discover, master_given
 from weft.launch.engines.mpirun import command
 from weft.launch.environ import torchrun_environ
 
@@ -65,7 +65,7 @@ def test_ranks_of_open_mpi_get_the_variables_of_torchrun():
     assert found["MASTER_ADDR"] == "127.0.0.1" and int(found["MASTER_PORT"]) in PORTS
     both = {**OPENMPI, **found}
     assert discover(both) == discover(OPENMPI), "weft finds the others as before"
-    assert not master_told(both) and master_told({**both, "MASTER_PORT": "1"})
+    assert not master_given(both) and master_given({**both, "MASTER_PORT": "1"})
 
 
 def test_the_first_host_is_that_of_mpirun():

@@ -86,7 +86,7 @@ def test_a_failure_of_an_earlier_start_goes(folder: Path):
 def test_a_launcher_that_told_nothing(journal: Journal, folder: Path):
     journal.close()
     journal._events = os.open(os.devnull, os.O_WRONLY)
-    assert "its launcher is gone and told nothing" in next(read(folder).lines())
+    assert "its launcher is gone and left no exit code" in next(read(folder).lines())
 
 
 @pytest.mark.parametrize("change", [{}, {"began": 1}, {"boot": "another"}, {"pid": 1}, {"pid": "7"}])
@@ -117,7 +117,7 @@ def test_a_launcher_that_does_not_listen_is_killed(folder: Path, monkeypatch: py
         assert stop(folder, 0, said.append).code is None
         assert launcher.wait(60) == -signal.SIGKILL
     assert [text.rpartition(" (")[0].rpartition(" is ")[2] for text in said] == [
-        "asked to end", "told to end at once", "killed"
+        "asked to end", "asked to end at once", "killed"
     ]  # fmt: skip
 
 

@@ -362,7 +362,7 @@ def test_a_server_that_tells_of_changes_is_asked_after_these_only(
         handle = start(environ)
         with pytest.raises(TimeoutError):
             handle.wait(2)
-        assert handle._watched is not None and handle._watched.tells
+        assert handle._watched is not None and handle._watched.streaming
         told = {path.rpartition("/")[2]: query for method, path, query in fake.asked if method == "WATCH"}
         assert told["trainjobs"]["fieldSelector"] == "metadata.name=train"
         assert told["pods"]["labelSelector"] == "jobset.sigs.k8s.io/jobset-name=train"
@@ -390,7 +390,7 @@ def test_where_watching_is_refused_it_is_asked(cluster):
     handle = start(environ)
     with pytest.raises(TimeoutError):
         handle.wait(0.5)
-    assert polls(fake) > 2 and handle._watched is not None and not handle._watched.tells
+    assert polls(fake) > 2 and handle._watched is not None and not handle._watched.streaming
     fake.end(0, 0)
     fake.condition("Complete")
     assert handle.wait(30) == 0

@@ -28,7 +28,7 @@ def test_it_is_asked_after_changes_only():
     changes: queue.Queue[object] = queue.Queue()
     changes.put(1)
     found = Watched([lambda: iter(changes.get, None)])
-    until(lambda: found.tells)
+    until(lambda: found.streaming)
     until(found.due)
     until(lambda: not found.due())
     changes.put(2)
@@ -37,7 +37,7 @@ def test_it_is_asked_after_changes_only():
     changes.put(None)  # the stream ends, and is begun again: something may have been missed
     until(found.due)
     changes.put(3)
-    until(lambda: found.tells)
+    until(lambda: found.streaming)
     found.close()
     changes.put(4)
 
@@ -53,7 +53,7 @@ def test_a_stream_that_fails_three_times_in_a_row_is_given_up():
     found = Watched([stream])
     until(lambda: len(begun) == 3)
     time.sleep(0.1)
-    assert len(begun) == 3 and not found.tells
+    assert len(begun) == 3 and not found.streaming
     assert found.due() and found.due()
 
 
@@ -61,7 +61,7 @@ def test_it_is_asked_now_and_then_though_nothing_is_told(monkeypatch: pytest.Mon
     changes: queue.Queue[object] = queue.Queue()
     changes.put(1)
     found = Watched([lambda: iter(changes.get, None)])
-    until(lambda: found.tells)
+    until(lambda: found.streaming)
     until(lambda: not found.due())
     monkeypatch.setattr(watched, "AGAIN_S", 0.0)
     time.sleep(0.01)

@@ -138,7 +138,7 @@ def test_microbatches_from_which_the_bubble_is_small(schedule):
         (Division(context=2, tensor=2, along=False), ""),
         (
             Division(context=2, tensor=2),
-            "tokens in parts between layers that are split, beside context parallelism, are not in weft",
+            "tokens sharded between layers that are split, beside context parallelism, are not in weft",
         ),
         (
             Division(context=2, sharded="optimizer"),

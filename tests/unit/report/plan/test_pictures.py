@@ -34,7 +34,7 @@ def test_points_are_where_their_figures_are():
         assert point.x == pytest.approx(picture.across.place(plan.seconds), abs=0.01)
         assert point.y == pytest.approx(100 - picture.up.place(plan.memory.total / 2**30), abs=0.01)
         assert point.y > picture.limit, "what fits lies below the limit"
-        assert str(plan.division) in point.told
+        assert str(plan.division) in point.tooltip
     steps = [point.x for point in best]
     assert steps == sorted(steps)
     named = {name for label in picture.labels for name in label.text.split(", ")}

@@ -102,7 +102,7 @@ def test_a_folder_with_files_of_two_saves_is_told(tmp_path, caplog):
     assert "may hold files of two saves" in told() and "__0_0.distcp is 60 s newer than .metadata" in told()
     os.utime(shard, (0, 0))
     shard.write_bytes(shard.read_bytes() + b"more")
-    assert "__0_0.distcp has 4 bytes more than .metadata tells of" in told()
+    assert "__0_0.distcp has 4 bytes more than .metadata says" in told()
     os.truncate(shard, shard.stat().st_size - 4)
     os.utime(shard, (0, 0))
     (folder / "__1_0.distcp").write_bytes(b"")

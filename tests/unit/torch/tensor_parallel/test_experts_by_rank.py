@@ -141,7 +141,7 @@ class Limited(Mixture):
 
 
 def test_a_limit_that_only_large_sums_reach() -> None:
-    assert why_in_parts(Limited(50.0)) == "the results of its experts are not just added up"
+    assert why_in_parts(Limited(50.0)) == "the results of its experts are not just summed"
     assert found(Limited(torch.inf)).linears()[""].by_rank()
 
 
@@ -152,7 +152,7 @@ class Watched(Mixture):
 
 def test_what_keeps_them_in_parts() -> None:
     assert why_in_parts(Mixture(3), 4) == "its 3 experts are fewer than the 4 ranks"
-    assert why_in_parts(Shared(normed=True)) == "the results of its experts are not just added up"
+    assert why_in_parts(Shared(normed=True)) == "the results of its experts are not just summed"
     told = "tensors get out of it by another way than its result"
     assert why_in_parts(nn.Sequential(Mixture()), leaking={"0.router"}) == told
     net = Mixture()
@@ -306,7 +306,7 @@ def test_a_weight_that_is_alone_has_a_line() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x @ each for each in self.weight]).sum(0)
 
-    told = f"its weight, 4 x {WIDTH} x {WIDTH}, is the only one, so nothing is added up in it"
+    told = f"its weight, 4 x {WIDTH} x {WIDTH}, is the only one, so there is no sum in it"
     assert found(nn.Sequential(Alone(), Gated())).whole["0"] == told
 
 

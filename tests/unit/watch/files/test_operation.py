@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from weft.watch.files import operation
-from weft.watch.files.operation import Look, Operation, Outside, find, told
+from weft.watch.files.operation import Look, Operation, Outside, find, in_words
 from weft.watch.heartbeat import Page
 
 pytestmark = pytest.mark.skipif(
@@ -92,19 +92,19 @@ def test_calls_are_told_by_their_numbers(tmp_path: Path, monkeypatch: pytest.Mon
     with path.open("wb") as file:
         descriptor, more = hex(file.fileno()), ["0x0"] * 7
         for machine, numbers in {"x86_64": (0, 1, 74, 217), "aarch64": (63, 64, 82, 61)}.items():
-            words = [told(os.getpid(), [str(number), descriptor, *more], machine) for number in numbers]
+            words = [in_words(os.getpid(), [str(number), descriptor, *more], machine) for number in numbers]
             assert words == [f"{verb} {path}" for verb in ("reads", "writes", "flushes", "lists")]
-        assert told(os.getpid(), ["0", descriptor, *more], "riscv64") == ""
-        assert told(os.getpid(), ["202", descriptor, *more], "x86_64") == "", "a lock in memory"
+        assert in_words(os.getpid(), ["0", descriptor, *more], "riscv64") == ""
+        assert in_words(os.getpid(), ["202", descriptor, *more], "x86_64") == "", "a lock in memory"
     with open("/dev/null", "rb") as file:
-        assert told(os.getpid(), ["0", hex(file.fileno()), *more], "x86_64") == ""
-    assert told(os.getpid(), ["running"]) == ""
-    assert told(os.getpid(), ["-1", "0x0", "0x0"]) == "waits for a file that is mapped into its memory"
+        assert in_words(os.getpid(), ["0", hex(file.fileno()), *more], "x86_64") == ""
+    assert in_words(os.getpid(), ["running"]) == ""
+    assert in_words(os.getpid(), ["-1", "0x0", "0x0"]) == "waits for a file that is mapped into its memory"
     folder = os.open(tmp_path, os.O_RDONLY)
     monkeypatch.setattr(operation.os, "readlink", lambda link: {f"/proc/7/fd/{folder}": "/data"}[link])
     monkeypatch.setattr(operation, "open", lambda *_, **__: (tmp_path / "memory").open("rb"), raising=False)
     (tmp_path / "memory").write_bytes(b"." * 16 + b"part-3\0more")
-    assert told(7, ["257", hex(folder), "0x10"], "x86_64") == "opens /data/part-3"
+    assert in_words(7, ["257", hex(folder), "0x10"], "x86_64") == "opens /data/part-3"
     os.close(folder)
 
 

@@ -35,7 +35,7 @@ class DistributedTransformerLMHead(DistributedModule):
     original, and not as in ``transformers``. A ``cross_mask`` is added to the scores, [N, 1, 1, S].
 
     Gives the scores [N, S, vocabulary], or ``(loss, scores)`` if there are labels [N, S]. Labels of -100 do not count,
-    and with ``causal_mask_size`` each position is to tell the label of the next. Without ``add_lm_head``: the hidden
+    and with ``causal_mask_size`` each position predicts the label of the next. Without ``add_lm_head``: the hidden
     states.
 
     ``rotary_dim``: attention knows the positions, so they have no embedding. Without ``tie_word_embeddings`` the head

@@ -42,7 +42,7 @@ class _Chunk(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """A tensor as the metadata tells of it."""
+    """A tensor as the metadata describes it."""
 
     dtype: torch.dtype
     shape: Shape
@@ -53,7 +53,7 @@ class DistributedFolder:
     """The tensors of a folder.
 
     ``shapes``: their shapes by key, checked against the files. ``paths``: by key, the keys of the nested dicts in which
-    a tensor was saved, as far as the metadata tells.
+    a tensor was saved, as far as the metadata says.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,8 +79,8 @@ class DistributedFolder:
             """Where the last thing in each file ends, which is its size as it was written."""
             for name, start, length in places.values():
                 self._ends[name] = max(self._ends.get(name, 0), start + length)
-            told = metadata.state.get("planner_data")
-            self.paths = {key: _path(told, key) for key in self._saved}
+            planned = metadata.state.get("planner_data")
+            self.paths = {key: _path(planned, key) for key in self._saved}
         self.shapes: Mapping[str, Shape] = {key: saved.shape for key, saved in self._saved.items()}
         self._check_files()
 
@@ -111,11 +111,11 @@ class DistributedFolder:
         written = (self.folder / METADATA).stat().st_mtime
         for name, end in self._ends.items():
             with translated(f"{self.folder / name} cannot be read", CheckpointError):
-                told = (self.folder / name).stat()
-            if told.st_size > end:
-                found.append(f"{name} has {told.st_size - end} bytes more than {METADATA} tells of")
-            elif told.st_mtime > written:
-                found.append(f"{name} is {told.st_mtime - written:.3g} s newer than {METADATA}")
+                status = (self.folder / name).stat()
+            if status.st_size > end:
+                found.append(f"{name} has {status.st_size - end} bytes more than {METADATA} says")
+            elif status.st_mtime > written:
+                found.append(f"{name} is {status.st_mtime - written:.3g} s newer than {METADATA}")
         there = {each.name for each in self.folder.glob("*.distcp")}
         return found + [f"{name} is not in {METADATA}" for name in sorted(there - self._ends.keys())]
 
@@ -189,19 +189,19 @@ def _places(found: Any) -> dict[tuple[str, Shape], tuple[str, int, int]]:
 
 
 def _saved(key: Any, entry: Record, places: Mapping[tuple[str, Shape], tuple[str, int, int]]) -> _Saved:
-    told = shown_text(str(key))
+    name = shown_text(str(key))
     properties, shape = entry.get("properties", Record), entry.get("size", tuple)
     dtype = properties.state[0]
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{told} has no dtype")
+        raise ValueError(f"{name} has no dtype")
     chunks = []
     for chunk in entry.get("chunks", list):
         offsets, sizes = chunk.get("offsets", tuple), chunk.get("sizes", tuple)
         if (key, offsets) not in places:
-            raise ValueError(f"a chunk of {told} is nowhere")
+            raise ValueError(f"a chunk of {name} is nowhere")
         chunks.append(_Chunk(offsets, sizes, *places[key, offsets]))
     if not _fill(shape, chunks):
-        raise ValueError(f"the chunks of {told} do not fill it, or lie in each other")
+        raise ValueError(f"the chunks of {name} do not fill it, or lie in each other")
     return _Saved(dtype, shape, chunks)
 
 
@@ -236,8 +236,8 @@ def _fill(shape: Shape, chunks: Sequence[_Chunk]) -> bool:
     return True
 
 
-def _path(told: Any, key: str) -> tuple[str, ...]:
-    path = told.get(key) if isinstance(told, dict) else None
+def _path(planned: Any, key: str) -> tuple[str, ...]:
+    path = planned.get(key) if isinstance(planned, dict) else None
     if isinstance(path, tuple) and all(isinstance(part, (str, int)) for part in path):
         return tuple(map(str, path))
     return ()

@@ -1,4 +1,4 @@
-"""Whole models in other people's formats: each tells its tensors' shapes and reads one tensor at a time.
+"""Whole models in other people's formats: each has its tensors' shapes and reads one tensor at a time.
 
     TorchFile       what torch.save wrote (.pt); weights only
     Safetensors     one file, or several with an index, as Hugging Face writes them
@@ -160,7 +160,7 @@ class Distributed(Source):
         self.shapes = {name: self._folder.shapes[key] for name, key in self._keys.items()}
 
     def _path(self, key: str) -> tuple[str, ...]:
-        """The keys of the nested dicts that a tensor was saved in, as far as the metadata tells."""
+        """The keys of the nested dicts that a tensor was saved in, as far as the metadata says."""
         path = self._folder.paths[key]
         if len(path) > 1:
             return path

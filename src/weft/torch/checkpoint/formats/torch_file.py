@@ -90,7 +90,7 @@ def check_archive(file: IO[bytes]) -> int:
         held = sum(entry.file_size for entry in entries)
         if held > _LARGER * size:
             raise ValueError(f"it has {size} bytes and claims to hold {held}")
-        if any(entry.CRC for entry in entries):  # else torch was told to write none
+        if any(entry.CRC for entry in entries):  # else torch was asked to write none
             for entry in entries:
                 _check(archive, entry)
     return held

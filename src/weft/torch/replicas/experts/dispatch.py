@@ -32,7 +32,7 @@ class Rows:
     first dimension is that of experts, or a multiple of their number.
 
     Attributes:
-        places: Which of the module's tensors they are; empty if that cannot be told.
+        places: Which of the module's tensors they are; empty if that is unknown.
         tensors: They themselves.
         by_expert: Whether they are in the order of experts.
     """
@@ -139,7 +139,7 @@ class Dispatched:
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in given)
             raise UsageError(
                 f"{self.name}, whose experts replicas share, is called with other tensors than in the first "
-                f"microbatch ({shapes}), so it cannot be told which of them have a row for each token: write "
+                f"microbatch ({shapes}), so it is not known which of them have a row for each token: write "
                 '"expert_parallel_degree": 1, or weft.set_tensor_parallelism(module, False)'
             )
         group, weights = self.group, self._weights()

@@ -32,7 +32,7 @@ from .exchange import ExpertGroup, Routes, sum_by_row
 from .mixture import SharedMixture, standing, taken_back
 
 MIXED = "what it computes for a token depends on other tokens, or its code does not run twice alike"
-NO_ROWS = "it cannot be told which of its tensors have a row for each token"
+NO_ROWS = "it is not known which of its tensors have a row for each token"
 
 
 class OneReplica(ExpertGroup):

@@ -22,7 +22,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class ShardingGroup:
-    """The ranks that share parameters. Copies of a model have the same ones.
+    """The ranks that share parameters. Replicas have the same ones.
 
     Attributes:
         rank: This rank's number among them.

@@ -57,8 +57,8 @@ class SharingOrder:
         digest = hashlib.blake2b("\n".join(self._done).encode(), digest_size=8).hexdigest()
         if len({*gather_texts(digest, group)}) == 1:
             return
-        told = [text.split("\n") for text in gather_texts("\n".join(self._done), group)]
-        first = next(each for each in zip_longest(*told, fillvalue="does nothing more") if len({*each}) > 1)
+        orders = [text.split("\n") for text in gather_texts("\n".join(self._done), group)]
+        first = next(each for each in zip_longest(*orders, fillvalue="does nothing more") if len({*each}) > 1)
         ranks = self._session.peers("rdp")
         shown = ", ".join(f"rank {rank} {text}" for rank, text in zip(ranks, first, strict=True) if text)
         raise DivergenceError(

@@ -1,8 +1,8 @@
 """Mixtures of experts: each rank has some of the experts, or a part of every one.
 
 Experts may be modules: ``mixtures`` finds those that ranks can share out, ``held`` runs them. Or their weights may be
-one tensor, ``[experts, results, inputs]``: ``parts`` runs such a module on what a rank has of it. ``find`` tells what
-gives the whole when it is added up: it computes both and compares, on a ``bench``.
+one tensor, ``[experts, results, inputs]``: ``parts`` runs such a module on what a rank has of it. ``find`` says what
+sums to the full result: it computes both and compares, on a ``bench``.
 """
 
 from .expert_parallel import Mixture, cuts_of_mixture, members, misfit_of_mixture

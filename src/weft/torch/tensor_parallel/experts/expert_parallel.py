@@ -323,7 +323,7 @@ class Anchored(Quiet):
 
 
 class Alike(Quiet):
-    """Tensors whose gradients are added up over ranks, and are to be their mean: all compute them alike, say."""
+    """Tensors whose gradients are summed over ranks, and are to be their mean: all compute them alike, say."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, size: int) -> Tensor:

@@ -65,7 +65,7 @@ def lonely(model: nn.Module) -> dict[str, str]:
         values = [*module.parameters()]
         if len(values) == 1 and len(_stacks(module, False)) == 1 and min(values[0].shape) > 1:
             shape = " x ".join(map(str, values[0].shape))
-            found[name] = f"its weight, {shape}, is the only one, so nothing is added up in it"
+            found[name] = f"its weight, {shape}, is the only one, so there is no sum in it"
     return found
 
 
@@ -117,7 +117,7 @@ def find_experts(
     calls, made = _calls(tried, run)
     found: dict[str, Linear] = {}
     whole: dict[str, str] = {}
-    told: dict[str, str] = {}
+    notes: dict[str, str] = {}
     known: dict[Any, tuple[Linear | None, str]] = {}
     for name, module in tried.items():
         if name in around and name not in calls:
@@ -134,10 +134,10 @@ def find_experts(
             if outcome is not None:
                 found[name] = outcome
                 if reason:
-                    told[name] = reason
+                    notes[name] = reason
                 continue
         whole[name] = reason
-    return found, whole, told
+    return found, whole, notes
 
 
 def _why_not(module: nn.Module, owners: Mapping[int, Sequence[str]]) -> str:
@@ -248,7 +248,7 @@ def _by_part(module: nn.Module, tries: Tries, size: int) -> Linear | str:
 
 
 def writes_buffers(module: nn.Module, run: Callable[[], Any]) -> bool:
-    """True if ``run`` writes into buffers of the module, of which each rank would write what its own experts tell."""
+    """True if ``run`` writes into buffers of the module, of which each rank would write what its own experts give."""
     before = [(id(each), version(each)) for each in module.buffers()]
     if before:
         run()
@@ -258,7 +258,7 @@ def writes_buffers(module: nn.Module, run: Callable[[], Any]) -> bool:
 def by_rank(
     module: nn.Module, tries: Tries, experts: int, size: int, agree: Agreement | None = None
 ) -> Linear | str:
-    """Each rank has some of the experts. ``agree``: tells whether these ranks compute what one does."""
+    """Each rank has some of the experts. ``agree``: says whether these ranks compute what one does."""
     if experts < size:
         return f"its {experts} experts are fewer than the {size} ranks"
     if writes_buffers(module, lambda: tries[0][0].run(tries[0][0].weights, partial(run_with, module))):

@@ -72,7 +72,7 @@ def tried(
                 linear = replace(linear, blocks=flags)
                 if _exact(larger, linear, expected_larger, size) == flags:
                     return replace(linear, held=(*under_autocast(bench, experts, alone), *extra))
-    return "the results of its experts are not just added up"
+    return "the results of its experts are not just summed"
 
 
 def under_autocast(bench: Bench, experts: Sequence[Held], alone: Call) -> Iterator[Held]:

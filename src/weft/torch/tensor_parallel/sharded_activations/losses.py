@@ -111,7 +111,7 @@ def cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def likelihood(func: Any, args: Any, kwargs: Any) -> Any:
-    """``F.nll_loss`` for the logarithms of probabilities in parts."""
+    """``F.nll_loss`` for sharded logarithms of probabilities."""
     taken = _taken(args, kwargs)
     if taken is None:
         return of_samples(func, args, kwargs)

@@ -1,6 +1,6 @@
 """Between full tensors and parts of a sequence: what ranks send each other, forwards and backwards.
 
-A row-parallel linear gives each rank a sum to be added up. With ``sequence_parallel`` each rank gets the
+A row-parallel linear gives each rank a partial sum. With ``sequence_parallel`` each rank gets the
 sum of its own tokens only, and a column-parallel linear gathers them again (Korthikanti et al. 2022,
 https://arxiv.org/abs/2205.05198). Both together send as much as adding up everywhere.
 """

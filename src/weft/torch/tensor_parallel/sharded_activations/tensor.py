@@ -5,7 +5,7 @@ Functions that can work on the parts do (``rules``); everything else gets the wh
 first asked for. So the result is right, whatever is done with the tensor; what no rule covers costs a message.
 
 The whole may be written through a view of it. Then the part is old, here and in all spread views, and the whole is
-used from then on: PyTorch's count of writes tells.
+used from then on: PyTorch's count of writes shows that.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ShardedActivation(Tensor):
         self, shard: Tensor, along: int, view: Callable[[Tensor], Tensor] | None = None,
         positions: ShardPositions | None = None,
     ) -> ShardedActivation:  # fmt: skip
-        """Another one, at the same positions if not told otherwise. ``view``: makes it from the full tensor, if they
+        """Another one, at the same positions if none are given. ``view``: makes it from the full tensor, if they
         share memory."""
         if shard is self.shard:
             return self
