@@ -32,7 +32,7 @@ SMALL = 3000
 
 
 class Engine:
-    """Loads weights as vLLM's models do: from names and whole tensors, each of which is copied and let go of."""
+    """Loads weights as vLLM's models do: from names and full tensors, each of which is copied and let go of."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net, self.tied = net, {name: name for name in net.state_dict()}
@@ -50,7 +50,7 @@ class Engine:
 
 
 class OtherEngine:
-    """Takes a list of names and whole tensors, as SGLang does, of so many bytes at most, and keeps them."""
+    """Takes a list of names and full tensors, as SGLang does, of so many bytes at most, and keeps them."""
 
     def __init__(self) -> None:
         self.held: dict[str, Tensor] = {}

@@ -365,7 +365,7 @@ def _attributes(thing: Any, kind: int) -> dict[Any, Any] | None:
 
 
 def _with_tensors(held: dict[Any, Any], transform: Callable[[Tensor], Tensor]) -> dict[Any, Any]:
-    """What a thing holds, with its tensors changed."""
+    """The contents of a thing, with its tensors changed."""
     changed = held.copy()
     for key, item in held.items():
         kind = _kind_of(item)

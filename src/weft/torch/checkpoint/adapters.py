@@ -25,7 +25,7 @@ ADVICE = "stream them apart, merge_adapters=False"
 
 @dataclass(frozen=True)
 class Merged:
-    """What the adapters of a layer add to its weight. ``layer``: PEFT's. ``adapters``: their names, in order."""
+    """A sum that the adapters of a layer add to its weight. ``layer``: PEFT's. ``adapters``: their names, in order."""
 
     layer: Any
     adapters: Sequence[str]
@@ -105,7 +105,7 @@ def _adding_more(layer: Any) -> set[str]:
 
 
 def _merged(model: DistributedModel, name: str, layer: Any) -> Merged | None:
-    """What a layer's active adapters add to its weight; None if there is nothing to add, or it is added already."""
+    """The sum that a layer's active adapters add to its weight; None if there is none, or it is added already."""
     factors = [getattr(layer, each, {}) for each in ("lora_A", "lora_embedding_A")]
     if not hasattr(layer, "lora_A") or not hasattr(layer, "get_delta_weight"):
         raise UsageError(f"the adapter of {name} ({type(layer).__name__}) is none of LoRA: {ADVICE}")

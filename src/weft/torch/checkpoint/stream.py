@@ -44,7 +44,7 @@ def stream_weights(
     tied_names: bool = False,
     merge_adapters: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of each weight, as ``load_weights`` of an inference engine takes them; collective.
+    """Name and full tensor of each weight, as ``load_weights`` of an inference engine takes them; collective.
 
     Every rank calls this after the first step, outside of steps, and goes through it to the end. Names are those of
     the model before it was split. Tensors are copies, whole, on this rank's device. A rank holds what it owns, the
@@ -52,7 +52,7 @@ def stream_weights(
 
     Args:
         model: The model.
-        bucket_bytes: Of so many bytes of weights whole tensors are made at a time; a larger weight is alone.
+        bucket_bytes: Of so many bytes of weights full tensors are made at a time; a larger weight is alone.
         dtype: Floating-point weights in this dtype; None: each in its own.
         every_rank: Every rank yields all weights. Otherwise the first rank of each replica, and the others nothing.
         tied_names: A tensor with several names comes with each of them. Otherwise once, with the first one, as in
