@@ -245,7 +245,8 @@ def test_examples_without_tensors_are_one_microbatch(monkeypatch):
     """Each of several would get all of them."""
     settings = SimpleNamespace(partitions=2, microbatches=4)
     monkeypatch.setattr("weft.torch.session.current.session", lambda: SimpleNamespace(settings=settings))
-    monkeypatch.setattr(options, "_chosen", {8})
+    monkeypatch.setattr(options, "_settings_with_choice", [])
+    monkeypatch.setattr(options.state, "_launched", {"microbatches"})
     monkeypatch.setattr(options.state, "init", lambda given: vars(settings).update(given))
     examples = [{"prompt": "a"}, {"prompt": "b"}]
     with pytest.raises(
@@ -254,7 +255,7 @@ def test_examples_without_tensors_are_one_microbatch(monkeypatch):
         options.check_microbatches("GRPOTrainer", examples)
     options.check_microbatches("Trainer", {"input_ids": torch.ones(4, 2)})
     assert settings.microbatches == 4
-    options._chosen.add(4)
+    options._choose(4)
     options.check_microbatches("GRPOTrainer", examples)
     assert settings.microbatches == 1
 

@@ -319,5 +319,16 @@ def a_rank_that_stops_early_is_named() -> None:
         list(stream)
 
 
+@CHECKS.check
+def a_rank_that_does_not_come_is_named() -> None:
+    """The last check of a job, which fails."""
+    net, batch = zoo("GPT2LMHeadModel")
+    _, model, train = split(net, loss_of_batch, batch)
+    if weft.rank() == 0:
+        list(weft.stream_weights(model))
+    else:
+        train()
+
+
 if __name__ == "__main__":
     CHECKS.run(sys.argv[1:], start)

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.launching import run_ranks
 from tests.long import some_of
 
-from .jobs import Layout, pass_checks, pass_layouts
+from .jobs import FOLDER, PATHS, Layout, pass_checks, pass_layouts
 from .streamed import CHECKS
 
 LAST = ["other_arguments_are_told", "a_rank_that_stops_early_is_named"]
 """After each of these a job cannot go on."""
-ALL = [name for name in CHECKS if name not in LAST]
+ABSENT = "a_rank_that_does_not_come_is_named"
+ALL = [name for name in CHECKS if name not in (*LAST, ABSENT)]
 WEIGHTS = [name for name in ALL if name.startswith("weights_are")]
 SOME = [
     *WEIGHTS,
@@ -45,3 +47,9 @@ def test_weights_are_streamed(layouts: list[Layout], tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LAST)
 def test_ranks_that_differ(name: str) -> None:
     pass_checks("streamed.py", [name], 2, "--partitions", "2")
+
+
+def test_a_rank_that_does_not_come() -> None:
+    done = run_ranks(2, FOLDER / "streamed.py", ["--partitions", "2", ABSENT], env=PATHS, warm=True)
+    output = done.stdout + done.stderr
+    assert done.returncode and "stream_weights() was called by rank 0 only: rank 1 " in output, output

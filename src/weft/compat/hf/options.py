@@ -140,8 +140,19 @@ def refuse(args: Any) -> None:
         raise ConfigError("the Trainer's arguments do not fit a split model. " + ". ".join(faults))
 
 
-_chosen: set[int] = set()
-"""The numbers of microbatches that nobody but this file has given."""
+_settings_with_choice: list[Any] = []
+"""The settings in which nobody but this file has said how many microbatches there are; at most one."""
+
+
+def _is_given() -> bool:
+    """True if the script or its launch says how many microbatches there are."""
+    own = any(each is state.given for each in _settings_with_choice)
+    return state.is_given("microbatches") and not own
+
+
+def _choose(microbatches: int) -> None:
+    state.init({"microbatches": microbatches})
+    _settings_with_choice[:] = [state.given]
 
 
 def choose_microbatches() -> None:
@@ -149,9 +160,8 @@ def choose_microbatches() -> None:
     from weft.torch.session.current import session
 
     partitions = session().settings.partitions
-    if partitions > 1 and (_chosen or not state.is_given("microbatches")):
-        _chosen.add(OVERLAP * partitions)
-        state.init({"microbatches": OVERLAP * partitions})
+    if partitions > 1 and not _is_given():
+        _choose(OVERLAP * partitions)
         log.info(
             "microbatches is not set: the Trainer's batches are cut into %d, or one for each sample if there are less",
             OVERLAP * partitions,
@@ -171,12 +181,12 @@ def check_microbatches(trainer: str, inputs: Any) -> None:
     count = session().settings.microbatches
     if session().settings.partitions == 1 or count == 1 or tensors_in(inputs):
         return
-    if count not in _chosen:
+    if _is_given():
         raise UsageError(
             f"{trainer} gets batches of examples without tensors, which cannot be cut into {count} microbatches: each "
             "would get all of them. Write microbatches=1"
         )
-    state.init({"microbatches": 1})
+    _choose(1)
     log.info("the batches of %s are examples without tensors, which cannot be cut: one microbatch", trainer)
 
 

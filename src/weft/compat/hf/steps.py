@@ -151,6 +151,7 @@ class _Steps:
 
         from weft.torch.tensors.pytree import map_nodes
 
+        options.check_microbatches(type(self.trainer).__name__, inputs)
         count: Any = getattr(self.trainer, "_get_num_items_in_batch", None)
         labelled = count is not None and isinstance(inputs, dict) and inputs.get("labels") is not None
         items = count([inputs], self.trainer.args.device) if labelled else None
