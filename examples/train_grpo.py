@@ -51,31 +51,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.set_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
+        vocab_size=len(WORDS), hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+        max_position_embeddings=64, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=16,
-            num_generations=8,
-            max_completion_length=8,
-            max_steps=12,
-            learning_rate=1e-2,
-            logging_steps=1,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            use_cpu=not torch.cuda.is_available(),
-            bf16=False,
-            gradient_checkpointing=False,
-        )
+            output_dir=folder, per_device_train_batch_size=16, num_generations=8, max_completion_length=8,
+            max_steps=12, learning_rate=1e-2, logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(), bf16=False, gradient_checkpointing=False,
+        )  # fmt: skip
         trainer = Trainer(
             transformers.LlamaForCausalLM(config),
             reward_funcs=share_of_e,
