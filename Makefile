@@ -74,6 +74,7 @@ bench: $(TENSORFLOW)  ## run the benchmarks; each one's README explains its tabl
 	$(BIN)/python -m benchmarks.data_parallel --ranks 4
 	$(BIN)/python -m benchmarks.all_reduce
 	$(BIN)/python -m benchmarks.sends
+	$(BIN)/python -m benchmarks.lengths
 	$(BIN)/python -m benchmarks.slow_network
 	$(BIN)/python -m benchmarks.loss_parity
 	$(BIN)/python -m benchmarks.checkpoint

@@ -357,6 +357,32 @@ class CrossAttending(nn.Module):
         return x
 
 
+class Reader(nn.Module):
+    """Scores [B, S, TOKENS] for words [B, S]. Each attends to all of its row, or to those that a mask [B, S] allows."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+            wide = None if mask is None else mask[:, None].bool().expand(-1, x.shape[1], -1)
+            return x + F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), attn_mask=wide)
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, WIDTH)
+        self.attention = nn.ModuleList(self.Attention() for _ in range(depth))
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, words: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.embed(words)
+        for attention, block in zip(self.attention, self.blocks, strict=True):
+            x = block(attention(x, mask))
+        return self.head(x)
+
+
 def turn(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary positions: pairs of features of `x` [B, S, W] turned by angles, given as cosines and sines."""
     cos, sin = table

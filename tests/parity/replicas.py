@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests.counted_costs import count_costs
-from tests.models import WIDTH, Chain
+from tests.models import WIDTH, Chain, Reader
+from tests.padded import batch_of, reading_loss
 from tests.parity.compare import TOLERANCE, Comparison, copies, gradients
+from tests.training import step_of
 
 STEPS, ROWS, MICROBATCHES = 3, 8, 2
 
@@ -99,6 +101,28 @@ def train_alone(net: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return found, copies(net.named_parameters())
 
 
+def check_tokens() -> None:
+    """Batches cut by tokens: each replica has rows of other lengths, and replicas count alike."""
+    torch.manual_seed(4)
+    net = Reader()
+    alone = copy.deepcopy(net)
+    model = weft.DistributedModel(net)
+    step = step_of(reading_loss, tokens="mask")
+    comparison = Comparison(TOLERANCE)
+    for number, lengths in enumerate(
+        [([3, 9, 2, 5, 9, 1], [2, 4, 1, 2, 3, 4]), ([7, 7, 7, 7], [12, 1, 1, 2])]
+    ):
+        both = [batch_of(some, 12) for some in lengths]
+        step(model, both[weft.dp_rank()])
+        for batch in both:
+            (reading_loss(alone, batch) / 2).backward()
+        expected, mine = gradients(alone.named_parameters()), gradients(model.local_named_parameters())
+        comparison.tensors(f"gradients of batch {number}", mine, expected)
+        for parameter in (*alone.parameters(), *model.local_parameters()):
+            parameter.grad = None
+    assert comparison.ok, comparison.report()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--placement", default="cluster", choices=TABLES)
@@ -141,6 +165,8 @@ def main() -> None:
     whole = copies(model.state_dict().items())
     comparison.tensors("state", whole, expected)
     assert comparison.ok and set(whole) == set(expected), comparison.report()
+    del model, optimizer
+    check_tokens()
     print("passed", flush=True)
 
 

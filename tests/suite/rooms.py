@@ -65,7 +65,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "torch/tensor_parallel": ("tests/parity/test_in_parts.py",),
     "torch/tensor_parallel/experts": ("tests/parity/test_experts.py", "tests/unit/torch/tensor_parallel"),
     "torch/tensor_parallel/sharded_activations": (
-        "tests/parity/test_spread.py",
+        "tests/parity/test_sharded_activations.py",
         "tests/unit/torch/tensor_parallel",
     ),
     "torch/trace": (BEHAVIOUR,),

@@ -37,6 +37,10 @@ RUNS = {
 }
 OTHERS = {
     "all_reduce": (["--most", "0.25", "--budget", "1"], "| 0.25 |"),
+    "lengths": (
+        ["--rows", "16", "--longest", "24", "--microbatches", "2", "--batches", "1"],
+        "| of the batch no padding |",
+    ),
     "sends": (["--sizes", "0.5", "--rounds", "1", "--trips", "2"], "| 0.5 |"),
     "loss_parity": (["--steps", "2", "--seeds", "0", "--compressions", "fp32,int8"], "| digits | 0 | int8 |"),
     "recording": (["--spans", "2000", "--steps", "20", "--seconds", "0.2", "--rounds", "1"], "| a span |"),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.session.lengths import Tokens
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -47,7 +49,8 @@ class Cut:
 
     ``whole``: arguments that are not cut; ``axes``: the dim of an argument that is not cut along dim 0; ``uneven``:
     sizes of microbatches may differ by one. ``joined``: the rows that no cut may part. ``adapts``: a mini-batch of
-    tensors with different numbers of rows is one microbatch, and no error.
+    tensors with different numbers of rows is one microbatch, and no error. ``tokens``: microbatches are alike in tokens
+    instead of rows.
     """
 
     whole: Collection[str] = ()
@@ -55,6 +58,7 @@ class Cut:
     uneven: bool = False
     joined: Joined = Joined()
     adapts: bool = False
+    tokens: Tokens | None = None
 
 
 def argument_names(function: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

@@ -386,6 +386,10 @@ def step(
     ``jit_compile``: whether XLA compiles what each rank computes between messages; by default where XLA shall compile
     the ``tf.function`` around.
     """
+    if "tokens" in ignored:
+        raise UsageError(
+            "tokens= cuts steps of PyTorch: leave it out, with TensorFlow batches are cut into rows"
+        )
     cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
     if function is None:
         return lambda real: Step(real, cut, input_signature, autograph, jit_compile)

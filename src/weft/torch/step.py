@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ from weft.errors import SplitError, UsageError
 from weft.runtime.microbatch import Visits
 from weft.schedule.order import Order
 from weft.session.cut import Cut, Joined
+from weft.session.lengths import Tokens
 from weft.session.recording import record_forward, record_preparation, record_step
 from weft.session.watching import show_opening
 from weft.torch import watching
@@ -61,6 +63,8 @@ class Step:
     ) -> None:  # fmt: skip
         self.function = function
         self.weight = weight
+        self._asked = cut.tokens, weight
+        self._proved: list[weakref.ref[DistributedModel]] = []
         self.name = getattr(function, "__qualname__", type(function).__name__)  # a model has none
         self.rows = Rows(self.name, self)
         self._trains = self._ran = self._warned = False
@@ -122,7 +126,7 @@ class Step:
         proof = self._put_in_place(session, pending, batch)
         results = self._compute(session, batch, proof)
         self._conclude(session, batch)
-        return collect(*results)
+        return collect(*results, batch.groups)
 
     def _split(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch, after models that are not split yet are, and before the first step all have the same weights."""
@@ -136,6 +140,8 @@ class Step:
     def _judge_rows(self, session: Session, pending: list[DistributedModel], batch: MiniBatch) -> MiniBatch:
         """The batch with rows that the loss joins in one microbatch, where no split of a model has seen to that."""
         whole = session.pipeline is None and not any(model.sharded for model in session.models)
+        if self._asked[0] is not None:
+            return self._keep_joined_rows(session, session.models, batch, everybody=True)
         if whole and not (pending or self._ran):
             everybody = self.rows.trainer or (session.settings.microbatches == "auto" and _may_train(session))
             return self._keep_joined_rows(session, session.models, batch, everybody)
@@ -232,8 +238,18 @@ class Step:
     def _keep_joined_rows(
         self, session: Session, models: list[DistributedModel], batch: MiniBatch, everybody: bool
     ) -> MiniBatch:
-        """The batch cut so that rows which the loss joins are in one microbatch, or else a warning."""
-        if session.settings.verify == "off" or not models:
+        """The batch cut by tokens, or so that rows which the loss joins are in one microbatch, or else a warning."""
+        tokens, weight = self._asked
+        if tokens is not None and [known() for known in self._proved] != session.models:
+            from weft.torch.verify.token_cut import prove  # here: few steps are cut so
+
+            self.cut = replace(self.cut, tokens=tokens)
+            batch = self._prepare(session, batch.args, batch.kwargs)
+            proved, self.weight = prove(session, models, self.function, self.name, batch, weight)
+            self.cut = replace(self.cut, tokens=proved)
+            self._proved = [weakref.ref(model) for model in session.models]
+            return self._prepare(session, batch.args, batch.kwargs)
+        if session.settings.verify == "off" or not models or tokens is not None:
             return batch
         joined = self.rows.judge(session, models, batch, everybody)
         if joined == Joined():
@@ -254,8 +270,8 @@ class Step:
             return batch
         if any(not model.averages for model in session.models):
             raise UsageError(
-                "weight= says what microbatches weigh in a mean, but average_grads_across_microbatches=False or a "
-                "communication hook adds their gradients up: leave one of the two out"
+                "weight= or tokens= says what microbatches weigh in a mean, but average_grads_across_microbatches="
+                "False or a communication hook adds their gradients up: leave one of the two out"
             )
         if session.first_inputs and session.position("pp"):
             return batch
@@ -343,9 +359,8 @@ def _may_train(session: Session) -> bool:
 def _count(session: Session) -> int:
     """Into how many microbatches to cut; 1 where that is decided when the models are split."""
     if session.settings.microbatches == "auto":
-        if not session.models or any(not model.partitioned for model in session.models):
-            return 1
-        if session.settings.partitions == 1:
+        split = session.models and all(model.partitioned for model in session.models)
+        if not split or session.settings.partitions == 1:
             return 1  # until a step trains
         session.decide(microbatches=session.decided.last_number)  # that of the models
     return session.settings.microbatch_count
@@ -359,6 +374,7 @@ def step(
     detach_outputs: bool = True,
     allow_uneven: bool = False,
     weight: Callable[..., Any] | None = None,
+    tokens: str | Callable[..., Any] | None = None,
     **ignored: Any,
 ) -> Any:
     """Mark a function as one step of training, or of evaluation if it calls no ``backward``.
@@ -372,9 +388,13 @@ def step(
     and ``reduce_mean`` are still those of the whole batch's mean. A batch with fewer samples than microbatches gets
     fewer microbatches. Evaluation steps do not need ``allow_uneven``. ``weight``: a function of the same arguments that
     says how much a microbatch counts, the tokens of its loss say; microbatch i then weighs n_i / (n_1 + ... + n_m) in
-    gradients and in ``reduce_mean``.
+    gradients and in ``reduce_mean``. ``tokens``: the argument, or entry of a dict, with the mask of padded rows, or a
+    function of the arguments that gives a mask; rows of like length then make a microbatch, without their padding.
     """
+    if tokens is not None and input_split_axes:
+        raise UsageError("tokens= cuts rows, which are dim 0: leave tokens= or input_split_axes= out")
     cut = Cut(tuple(non_split_inputs), dict(input_split_axes or {}), allow_uneven)
+    cut = cut if tokens is None else replace(cut, tokens=Tokens(tokens))
     if function is None:
         return lambda real: Step(real, cut, detach_outputs, weight)
     return Step(function, cut, detach_outputs, weight)

@@ -22,6 +22,7 @@ from . import (  # noqa: F401
     random_programs,
     states,
     structure,
+    tokens,
     training,
     uneven,
     unlike,

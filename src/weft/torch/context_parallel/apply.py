@@ -17,7 +17,12 @@ from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_repl
 from weft.torch.tensor_parallel.functions import answer
 from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
-from weft.torch.tensor_parallel.sharded_activations import ShardedActivation, may_spread, plain, spread
+from weft.torch.tensor_parallel.sharded_activations import (
+    ShardedActivation,
+    may_stay_sharded,
+    plain,
+    sharded_activation,
+)
 from weft.torch.tensor_parallel.splits import is_transposed
 from weft.torch.tensors.cut_weights import inside_unit
 from weft.torch.tensors.pytree import map_arguments, map_tensors
@@ -114,10 +119,12 @@ class Region:
         return sharded(given.shard, self.dim, total, shard_group)
 
     def _left(self, result: Tensor, shard_group: ShardGroup) -> Tensor:
-        keeps = self.keeps and may_spread() and shard_of(result) == self.dim
+        keeps = self.keeps and may_stay_sharded() and shard_of(result) == self.dim
         if not keeps or not isinstance(result, DTensor) or len(result.placements) > 1:
             return gathered(result, shard_group)
-        return spread(result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim]))
+        return sharded_activation(
+            result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim])
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
         copied = object.__new__(Region)

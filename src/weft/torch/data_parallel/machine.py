@@ -326,18 +326,20 @@ def _cut(layers: nn.Module, x: Tensor, group: Any, along: bool) -> Callable[[], 
     """Cut the layers; what gives their input."""
     from weft.torch.tensor_parallel import Linear, Region, Splits
     from weft.torch.tensor_parallel.apply import split  # it loads DTensor
-    from weft.torch.tensor_parallel.sharded_activations import spread
+    from weft.torch.tensor_parallel.sharded_activations import sharded_activation
     from weft.torch.tensors.shards import ShardPositions
 
     rank, ranks = group.rank(), group.size()
     linears = [{f"{at}.0": Linear("column"), f"{at}.2": Linear("row")} for at in range(PAIRS)]
     regions = tuple(Region(str(at), each) for at, each in enumerate(linears))
     rows = tuple(f"{at}.2" for at in range(PAIRS)) if along else ()
-    shard_group = split(layers, Splits(ranks, regions, spread=rows), group, rank, ranks, x.device)
+    shard_group = split(layers, Splits(ranks, regions, stays_sharded=rows), group, rank, ranks, x.device)
     if not along:
         return lambda: x
     shard = x.detach().chunk(ranks, 1)[rank].contiguous().requires_grad_()
-    return lambda: spread(shard, shard_group, 1, ShardPositions.contiguous([shard.shape[1]] * ranks))
+    return lambda: sharded_activation(
+        shard, shard_group, 1, ShardPositions.contiguous([shard.shape[1]] * ranks)
+    )
 
 
 if __name__ == "__main__":

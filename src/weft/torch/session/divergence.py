@@ -52,6 +52,10 @@ def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[s
     """The step and its tensor arguments, as JSON, with a digest of some of what is in them; with ``values`` of all.
     ``changes``: of the model, since it was split."""
     content: dict[str, Any] = {"step": name}
+    if batch.groups:
+        content["the rows of microbatches"] = hashlib.blake2b(
+            str(batch.groups).encode(), digest_size=6
+        ).hexdigest()
     if changes:
         content["the changes of the model"] = [len(changes), *changes[-3:]]
     for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:

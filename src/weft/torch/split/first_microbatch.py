@@ -154,7 +154,7 @@ def _alone(
 
     ``delayed``: the model is run without its values, so the microbatch has no data either.
     """
-    with dry_run(session, models, function, batch.slice(0), without_values=delayed) as dry:
+    with dry_run(session, models, function, batch.slice(batch.costliest), without_values=delayed) as dry:
 
         def run() -> Any:
             args, kwargs = dry.arguments()

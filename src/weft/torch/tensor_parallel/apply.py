@@ -147,7 +147,7 @@ def split(
     mixtures: list[Mixture] = []
     for name, linear in linears.items():
         module = model.get_submodule(name)
-        stands: Any = SplitLinear(module, linear, shard_group, name in splits.spread, name)
+        stands: Any = SplitLinear(module, linear, shard_group, name in splits.stays_sharded, name)
         if linear.kind == MIXTURE:
             stands = Mixture(module, linear, shard_group)
             mixtures.append(stands)

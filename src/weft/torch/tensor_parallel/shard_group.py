@@ -113,7 +113,7 @@ class ShardGroup:
             return self.collectives.reduce_scatter(tensor, along % tensor.ndim)
 
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
-        """Nothing: only who finds out what may be spread takes notes, see ``spread.watch``."""
+        """Nothing: only who finds out what may stay sharded takes notes, see ``sharded_activations.watch``."""
 
     def gather(self, tensor: Tensor, dim: int, sizes: Sequence[int]) -> list[Tensor]:
         """The tensors of all ranks, in their order; ``sizes``: how large each is along ``dim``."""

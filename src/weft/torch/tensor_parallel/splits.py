@@ -166,7 +166,7 @@ class Splits:
         size: Over how many ranks.
         regions: What is split.
         whole: The linears that stay whole, and why.
-        spread: The linears and embeddings whose results stay sharded until somebody needs the whole.
+        stays_sharded: The linears and embeddings whose results stay sharded until somebody needs the whole.
         notes: Of some modules that are split, what becomes of their results.
         mixtures: Of modules that hold experts, how ranks share these, and why.
     """
@@ -174,7 +174,7 @@ class Splits:
     size: int
     regions: tuple[Region, ...] = ()
     whole: Mapping[str, str] = field(default_factory=dict)
-    spread: tuple[str, ...] = ()
+    stays_sharded: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     mixtures: Mapping[str, str] = field(default_factory=dict)
 
@@ -206,7 +206,7 @@ class Splits:
             for region in self.regions
         ]
         return {
-            "size": self.size, "regions": regions, "whole": dict(self.whole), "spread": list(self.spread),
+            "size": self.size, "regions": regions, "whole": dict(self.whole), "spread": list(self.stays_sharded),
             "notes": dict(self.notes), "mixtures": dict(self.mixtures),
         }  # fmt: skip
 

@@ -23,7 +23,15 @@ from weft.torch.tensors.shards import ShardPositions
 
 from .cuts import Cut, part_sizes
 from .shard_group import ShardGroup, leave
-from .sharded_activations import AllGathered, can_scatter, enters, may_spread, narrowed, scattered, spread
+from .sharded_activations import (
+    AllGathered,
+    can_scatter,
+    enters,
+    may_stay_sharded,
+    narrowed,
+    scattered,
+    sharded_activation,
+)
 
 SHARE = 1 / 50
 """Of the model's parameters: a weight with less is not worth the messages."""
@@ -78,14 +86,14 @@ def looked_up(
 
 
 def scores(module: Any, shard_group: ShardGroup, stays_sharded: bool, input: Tensor) -> Tensor:
-    """The scores of all words; ``in_parts``: spread, until somebody needs the whole."""
+    """The scores of all words; ``stays_sharded``: sharded, until somebody needs the whole."""
     found = F.linear(enters(input, shard_group), own(module, "weight"))
     positions = ShardPositions.contiguous(part_sizes(module.out_features, shard_group.size))
     if module.bias is not None:
         bias = narrowed(module.bias, 0, positions, shard_group)
         found = found + bias.to(found.dtype)
-    if stays_sharded and may_spread():
-        return spread(found, shard_group, -1, positions)
+    if stays_sharded and may_stay_sharded():
+        return sharded_activation(found, shard_group, -1, positions)
     result: Tensor = AllGathered.apply(found, shard_group, found.ndim - 1, positions)
     return result
 

@@ -5,6 +5,8 @@ argument), inside lists, tuples, dicts and dataclasses too. Modules, optimizers 
 whole to each microbatch, as do the arguments named in ``non_split_inputs``. Rows that the loss joins stay together, see
 `weft.session.cut.Joined`.
 
+With ``tokens`` rows are grouped by their lengths instead, see `weft.session.lengths`.
+
 A microbatch counts by its samples, or by what ``weight`` of the step counts:
 
     gradient of a step = sum over microbatches i of  n_i / (n_1 + ... + n_m) * gradient of loss_i
@@ -18,8 +20,8 @@ from __future__ import annotations
 
 import math
 from collections import UserDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,8 +32,12 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import SplitError, UsageError, warn
 from weft.session.cut import Cut, Joined, argument_names, find_different, find_unknown
+from weft.session.lengths import Group
 from weft.torch.tensors.pytree import CONTAINERS, map_nodes, nodes_with_paths
+from weft.torch.tensors.tokens import group_rows, trimmed_dims
 
+Piece = Sequence[tuple[int, int]] | Group
+"""First and one past the last row of neighbours, for each block of a mini-batch; or a group of rows."""
 _CUT = (*CONTAINERS, set, frozenset, UserDict)
 """Containers of which each microbatch gets one of its own."""
 
@@ -42,7 +48,9 @@ class MiniBatch:
 
     ``names``: those of the positional arguments; ``size``: how many samples, ``None`` if nothing is cut; ``fault``: why
     this mini-batch may not be trained on, empty if it may; ``shares``: the weights of the microbatches, ``None`` if
-    their samples are what counts; ``told``: why it is one microbatch, if nobody has asked for that.
+    their samples are what counts; ``told``: why it is one microbatch, if nobody has asked for that. ``groups``: the
+    microbatches, if they are alike in tokens instead of rows; ``trimmed``: by path of a tensor, which of its dims are
+    cut to the positions of a group.
     """
 
     args: tuple[Any, ...]
@@ -54,14 +62,23 @@ class MiniBatch:
     fault: str = ""
     shares: tuple[float, ...] | None = None
     told: str = ""
+    groups: tuple[Group, ...] = ()
+    trimmed: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def ranges(self, microbatch: int) -> list[tuple[int, int]]:
-        """First and one past the last sample of a microbatch, in each block of the mini-batch."""
+    def ranges(self, microbatch: int) -> Piece:
+        """First and one past the last sample of a microbatch, in each block of the mini-batch; or its group."""
+        if self.groups:
+            return self.groups[microbatch]
         return self.cut.joined.ranges(self.size or 0, self.microbatches, microbatch)
 
     def samples(self, microbatch: int) -> int:
         """The number of samples of a microbatch."""
-        return sum(stop - start for start, stop in self.ranges(microbatch))
+        return len(rows_of(self.ranges(microbatch)))
+
+    @property
+    def costliest(self) -> int:
+        """The microbatch with the most tokens; the first one, if they are alike in rows."""
+        return max(range(len(self.groups)), key=lambda index: self.groups[index].cost, default=0)
 
     def weight(self, microbatch: int) -> float:
         """The weight of a microbatch in the mini-batch: its share of the samples, or the share that the step gives."""
@@ -79,33 +96,61 @@ class MiniBatch:
         """The arguments for one microbatch; tensors are views."""
         return self.take(self.ranges(microbatch), microbatch)
 
-    def take(
-        self, ranges: Sequence[tuple[int, int]], microbatch: int | None = None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def take(self, ranges: Piece, microbatch: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for these samples, which are the microbatch of that index or no microbatch at all."""
         args = tuple(
             self._one(name, arg, ranges, microbatch) for name, arg in zip(self.names, self.args, strict=True)
         )
         return args, {name: self._one(name, arg, ranges, microbatch) for name, arg in self.kwargs.items()}
 
-    def _one(
-        self, name: str, argument: Any, ranges: Sequence[tuple[int, int]], microbatch: int | None
-    ) -> Any:
-        if name in self.cut.whole:
+    def _one(self, name: str, argument: Any, ranges: Piece, microbatch: int | None) -> Any:
+        if name in self.cut.whole or is_whole(argument):
             return argument
         axis = self.cut.axes.get(name, 0)
+        if isinstance(ranges, Group):
+            dims = {id(tensor): self.trimmed.get(path, ()) for path, tensor in named_tensors(argument, name)}
+            return _cut(argument, lambda t: group_of(t, dims[id(t)], ranges), self.microbatches, None, axis)
         if type(argument) is Tensor and not _cuts_itself(argument):
             return part(argument, axis, ranges)
-        if is_whole(argument):
-            return argument
         return _cut(argument, lambda t: part(t, axis, ranges), self.microbatches, microbatch, axis)
 
 
-def part(tensor: Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> Tensor:
+def rows_of(piece: Piece) -> list[int]:
+    """The rows of a piece of a mini-batch."""
+    if isinstance(piece, Group):
+        return list(piece.rows)
+    return [row for start, stop in piece for row in range(start, stop)]
+
+
+def group_of(tensor: Tensor, dims: Sequence[int], group: Group) -> Tensor:
+    """A group's part of a tensor: a copy of its rows, with its positions along ``dims``."""
+    plain = tensor if tensor.requires_grad else tensor.data
+    for dim in dims:
+        plain = plain.narrow(dim, group.start, group.stop - group.start)
+    return plain.index_select(0, torch.tensor(group.rows, device=tensor.device))
+
+
+def padded(parts: Sequence[Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
+    """What pieces of a mini-batch gave, with zeros where padding was cut off, if all have their piece's positions."""
+    groups = [piece for piece in pieces if isinstance(piece, Group)]
+    if len(groups) < len(parts) or any(
+        part.dim() < 2 or part.shape[1] != group.stop - group.start
+        for part, group in zip(parts, groups, strict=True)
+    ):
+        return [*parts]
+    return [
+        F.pad(part, (0, 0) * (part.dim() - 2) + (group.start, group.length - group.stop))
+        for part, group in zip(parts, groups, strict=True)
+    ]
+
+
+def part(tensor: Tensor, axis: int, ranges: Piece) -> Tensor:
     """A microbatch's part of a tensor: a view with a count of writes of its own, or a copy of several ranges.
 
     Microbatches are in flight together. A write of one into its part must not make autograd refuse the parts of others.
     """
+    if isinstance(ranges, Group):
+        return group_of(tensor, (), ranges)
     plain = tensor if tensor.requires_grad else tensor.data
     pieces = [plain.narrow(axis, start, stop - start) for start, stop in ranges]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, axis)
@@ -145,6 +190,7 @@ def prepare(
         SplitError: Tensors differ in size along the dim that they are cut, or have no samples; all of them are named.
     """
     names = argument_names(function, args)
+    tensors: list[tuple[str, Tensor]] = []
     sizes: list[tuple[str, int, tuple[int, ...]]] = []
     faults: list[str] = []
     for name, argument in [*zip(names, args, strict=True), *kwargs.items()]:
@@ -158,6 +204,7 @@ def prepare(
                     f'needs it whole, write @weft.step(non_split_inputs=["{name}"])'
                 )
             else:
+                tensors.append((path, tensor))
                 sizes.append((path, tensor.shape[axis], tuple(tensor.shape)))
     faults += find_unknown(function, cut)
     size = sizes[0][1] if sizes else None
@@ -172,10 +219,14 @@ def prepare(
         faults.append(f"{sizes[0][0]} has no samples: leave the step out for an empty batch")
     if faults:
         raise SplitError("\n".join(faults))
-    even = size is None or cut.uneven or cut.joined != Joined()
+    even = size is None or cut.uneven or cut.joined != Joined() or cut.tokens is not None
     fault = "" if even else _find_remainder(sizes[0][0], size or 0, microbatches)
     count = microbatches if size is None else min(cut.joined.units(size), microbatches)
-    return MiniBatch(args, kwargs, names, cut, count, size, fault, told=told)
+    batch = MiniBatch(args, kwargs, names, cut, count, size, fault, told=told)
+    if cut.tokens is None or size is None:
+        return batch
+    groups = group_rows(cut.tokens, tensors, args, kwargs, count)
+    return replace(batch, groups=groups, trimmed=trimmed_dims(cut.tokens, tensors, groups[0].length))
 
 
 def refuse_elsewhere(batch: MiniBatch, device: torch.device) -> None:

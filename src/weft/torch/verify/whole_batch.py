@@ -23,6 +23,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -37,9 +38,9 @@ from weft.torch.keras_layers import layers_evaluate
 from weft.torch.pytorch.private import any_autocast, call_of
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session
-from weft.torch.tensors.mini_batch import MiniBatch, prepare
+from weft.torch.tensors.mini_batch import MiniBatch, Piece, padded, prepare, rows_of
 from weft.torch.tensors.pytree import map_tensors
-from weft.torch.trace.dry_run import Forward, dry_run, hand_to_step
+from weft.torch.trace.dry_run import Forward, Snapshot, dry_run, hand_to_step
 from weft.torch.verify.findings import LEAST, LIMITS, LOOSEST, SMALL
 
 log = logging.getLogger("weft")
@@ -96,14 +97,16 @@ class Outcome:
         self.sizes = [a + abs(b) for a, b in zip(self.sizes or [0.0] * len(losses), losses, strict=True)]
 
 
-def _joined_gradient(parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
-    """The gradient in what the whole batch gave, from those in its pieces, whose rows were these.
+def _joined_gradient(parts: Sequence[Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
+    """The gradient in what the whole batch gave, from those in its pieces.
 
     Where a call has several rows for each of the batch, they stand in blocks (two columns one after the other), or as
     neighbours: both are given.
     """
     if not parts[0].dim():
         return [torch.stack([*parts]).sum()]
+    rows = [row for piece in pieces for row in rows_of(piece)]
+    parts = padded(parts, pieces)
     if len({part.shape[1:] for part in parts}) > 1:
         return [parts[0]]  # padded to other lengths
     several, rest = divmod(sum(map(len, parts)), len(rows))
@@ -188,7 +191,7 @@ def judge(
     """
     if batch.microbatches < 2:
         return Verdict()
-    trial = _Trial(session, models, function, weight)
+    trial = Trial(session, models, function, weight)
     try:
         if any(model.estimated for model in models):
             raise Incomparable("no rank has room for the whole model")
@@ -209,22 +212,22 @@ def judge(
         return Verdict(text=f'{text}. If its loss joins rows, write "microbatches": 1', warns=True)
 
 
-def _warned(trial: _Trial, batch: MiniBatch, title: str) -> Verdict:
+def _warned(trial: Trial, batch: MiniBatch, title: str) -> Verdict:
     """The verdict on a step of the script's own. The first two microbatches are enough, and take less memory."""
     ranges = [batch.ranges(0), batch.ranges(1)]
-    parts, whole = trial.run(batch, ranges), trial.run(batch, [[(0, ranges[1][0][1])]])
+    parts, whole = trial.run(batch, ranges), trial.run(batch, [[(0, batch.samples(0) + batch.samples(1))]])
     if not trial.differ(whole, parts):
         return Verdict()
     return Verdict(
         text=f"the loss of {title} is not the same for two microbatches as for their rows in one piece: "
-        f"{_shown(parts, whole)}. So it joins rows (pairs, contrasts with the rest of the batch), or is a mean "
+        f"{shown(parts, whole)}. So it joins rows (pairs, contrasts with the rest of the batch), or is a mean "
         'over something else than rows, and depends on "microbatches". Count what it is a mean over with '
         '@weft.step(weight=...), or write "microbatches": 1 if rows belong together',
         warns=True,
     )
 
 
-def _adapted(trial: _Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdict:
+def _adapted(trial: Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdict:
     """The verdict on a step whose microbatches the script did not choose."""
     assert batch.size is not None
     size, count = batch.size, batch.microbatches
@@ -236,7 +239,7 @@ def _adapted(trial: _Trial, batch: MiniBatch, title: str, blocks: bool) -> Verdi
             for whole, stretch in zip(full_tensors, STRETCHES, strict=True):
                 parts = trial.run(batch, ranges, stretch)
                 if trial.differ(whole, parts):
-                    return f"its loss is {_shown(parts, whole)}"
+                    return f"its loss is {shown(parts, whole)}"
         except Incomparable as reason:
             return f"it fails with {reason}"
         return ""
@@ -272,14 +275,14 @@ def _candidates(size: int, blocks: bool) -> Iterator[tuple[Joined, str]]:
             yield Joined(rows=rows), f"Each {rows} neighbouring rows"
 
 
-def _shown(parts: Outcome, whole: Outcome) -> str:
+def shown(parts: Outcome, whole: Outcome) -> str:
     one, other = sum(parts.losses), sum(whole.losses)
     if not math.isclose(one, other, rel_tol=1e-4):
         return f"{one:.6g} instead of {other:.6g}"
     return f"{one:.6g} as in one piece, but its gradients are others"
 
 
-class _Trial(Forward):
+class Trial(Forward):
     """Runs the forward pass of a step, and leaves nothing behind. It takes the step's backward passes."""
 
     def __init__(
@@ -299,7 +302,7 @@ class _Trial(Forward):
     def run(
         self,
         batch: MiniBatch,
-        ranges: Sequence[list[tuple[int, int]]],
+        ranges: Sequence[Piece],
         stretch: tuple[float, float] = STRETCHES[0],
     ) -> Outcome:
         """The outcome of pieces of a batch, of which these are the rows.
@@ -313,7 +316,7 @@ class _Trial(Forward):
         try:
             with (
                 dry_run(self.session, self.models, self.function, (batch.args, batch.kwargs)) as dry,
-                dry.snapshot(self.weight).restored(None),
+                self.restored(dry.snapshot(self.weight)),
                 intercepted([(module, self._called(module)) for module in modules]),
                 torch.enable_grad(),
                 layers_evaluate(),
@@ -329,7 +332,7 @@ class _Trial(Forward):
         except Exception as error:
             raise Incomparable(f"{type(error).__name__}: {error}") from error
 
-    def _collect(self, batch: MiniBatch, ranges: Sequence[list[tuple[int, int]]]) -> Outcome:
+    def _collect(self, batch: MiniBatch, ranges: Sequence[Piece]) -> Outcome:
         """The outcome of the step for these pieces of a batch, one after the other."""
         pieces = [batch.take(each) for each in ranges]
         shares = self._shares(pieces, ranges)
@@ -337,7 +340,7 @@ class _Trial(Forward):
         parts: list[list[Tensor]] = []
         for (args, kwargs), share, piece in zip(pieces, shares, ranges, strict=True):
             self._losses, self._leaves, self._scale = [], [], share if self.averages else 1.0
-            self._rows = [row for start, stop in piece for row in range(start, stop)]
+            self._rows = rows_of(piece)
             given, named = map_tensors((args, kwargs), hand_to_step)
             streams.seed(SEED)
             with current_scale(share):
@@ -350,13 +353,12 @@ class _Trial(Forward):
             parts.append(
                 [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self._leaves]
             )
-        rows = [row for piece in ranges for start, stop in piece for row in range(start, stop)]
-        outcome.gradients = [_joined_gradient(each, rows) for each in zip(*parts, strict=True)]
+        outcome.gradients = [_joined_gradient(each, ranges) for each in zip(*parts, strict=True)]
         return outcome
 
-    def _shares(self, pieces: Sequence[Any], ranges: Sequence[list[tuple[int, int]]]) -> list[float]:
+    def _shares(self, pieces: Sequence[Any], ranges: Sequence[Piece]) -> list[float]:
         """The share that each piece has of the whole."""
-        counts = [float(sum(stop - start for start, stop in each)) for each in ranges]
+        counts = [float(len(rows_of(each))) for each in ranges]
         if self.weight is not None:
             counts = [float(self.weight(*args, **kwargs)) for args, kwargs in pieces]
         return [count / sum(counts) if sum(counts) else 1 / len(counts) for count in counts]
@@ -366,8 +368,7 @@ class _Trial(Forward):
     ) -> None:
         """Note what a backward pass begins at, and go back as far as to what the models returned."""
         roots, given = root_gradients(tensors, grads, self._scale)
-        pairs = zip(roots, given, strict=True)
-        self._losses.append(sum(float((root.detach() * grad).sum()) for root, grad in pairs if self._scale))
+        self.note_losses(roots, given)
         leaves = [leaf for leaf in self._leaves if self._scale]
         if leaves and any(root.requires_grad for root in roots):
             found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
@@ -375,13 +376,33 @@ class _Trial(Forward):
                 if gradient is not None:
                     leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
 
+    def note_losses(self, roots: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        """Note what a backward pass begins at."""
+        pairs = zip(roots, given, strict=True)
+        self._losses.append(sum(float((root.detach() * grad).sum()) for root, grad in pairs if self._scale))
+
+    def note_autocast(self) -> None:
+        """Note what a model computes in."""
+        if any_autocast():
+            self.dtypes |= {
+                torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+            }
+
+    def restored(self, snapshot: Snapshot) -> AbstractContextManager[Any]:
+        """Inside, the step runs; afterwards all is as it was."""
+        return snapshot.restored(None)
+
+    def limit(self) -> float:
+        """The relative difference of losses that rounding may explain."""
+        return max(LIMITS.get(dtype, LOOSEST) for dtype in self.dtypes or {torch.float32})
+
     def differ(self, whole: Outcome, parts: Outcome) -> bool:
         """True if rounding does not explain the difference.
 
         Raises:
             Incomparable: The two have different numbers of losses, or numbers that are not finite.
         """
-        limit = max(LIMITS.get(dtype, LOOSEST) for dtype in self.dtypes or {torch.float32})
+        limit = self.limit()
         if len(whole.losses) != len(parts.losses):
             raise Incomparable("it has other numbers of backward passes")
         if not all(map(math.isfinite, (*whole.losses, *parts.losses))):
@@ -419,12 +440,7 @@ class _Trial(Forward):
             return made.clone()  # the step may write into it
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if any_autocast():
-                self.dtypes |= {
-                    torch.get_autocast_dtype(kind)
-                    for kind in ("cpu", "cuda")
-                    if torch.is_autocast_enabled(kind)
-                }
+            self.note_autocast()
             with torch.no_grad():
                 result = inner(*args, **kwargs)
             return map_tensors(result, leaf)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.torch.tensor_parallel.sharded_activations import rules, spread
+from weft.torch.tensor_parallel.sharded_activations import rules, sharded_activation
 from weft.torch.tensor_parallel.sharded_activations.watch import Alone
 from weft.torch.tensors.shards import ShardPositions
 
@@ -24,7 +24,9 @@ LOSSES: list[Callable[..., Tensor]] = [
 def noted(function: Callable[..., Tensor], along: int = 1, **named: Any) -> tuple[Tensor, list[str]]:
     """What the function gives for a tensor in parts, and whether the whole was taken."""
     shard_group = Alone(torch.device("cpu"), 2)
-    given = spread(X, shard_group, along, ShardPositions.contiguous([X.shape[along]]), frozenset(["it"]))
+    given = sharded_activation(
+        X, shard_group, along, ShardPositions.contiguous([X.shape[along]]), frozenset(["it"])
+    )
     return function(given, Y, **named), [*shard_group.notes["it"]]
 
 

@@ -2,10 +2,10 @@
 
 from . import losses, rules  # noqa: F401  (they fill the table of rules)
 from .sequence import Narrowed, can_scatter, enters, narrowed, scattered
-from .tensor import AllGathered, ShardedActivation, may_spread, plain, spread
+from .tensor import AllGathered, ShardedActivation, may_stay_sharded, plain, sharded_activation
 from .watch import SCORES, TOKENS, watch
 
 __all__ = [
-    "SCORES", "TOKENS", "AllGathered", "Narrowed", "ShardedActivation", "can_scatter", "enters", "may_spread",
-    "narrowed", "plain", "scattered", "spread", "watch",
+    "SCORES", "TOKENS", "AllGathered", "Narrowed", "ShardedActivation", "can_scatter", "enters", "may_stay_sharded",
+    "narrowed", "plain", "scattered", "sharded_activation", "watch",
 ]  # fmt: skip

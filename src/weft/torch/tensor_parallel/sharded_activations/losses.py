@@ -18,7 +18,7 @@ from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.shard_group import Quiet, leave
 
 from .rules import PARTS, soft
-from .tensor import RULES, ShardedActivation, spread_in
+from .tensor import RULES, ShardedActivation, sharded_in
 
 _HALF = (torch.float16, torch.bfloat16)
 _NAMES = (
@@ -39,7 +39,7 @@ def _taken(args: Any, kwargs: Any) -> tuple[dict[str, Any], ShardedActivation, T
     targets; None where the whole is needed."""
     given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
     scores, target, weight = given.get("input"), given.get("target"), given.get("weight")
-    if len(spread_in((args, kwargs))) != 1 or not isinstance(scores, ShardedActivation):
+    if len(sharded_in((args, kwargs))) != 1 or not isinstance(scores, ShardedActivation):
         return None
     dim = 0 if scores.ndim == 1 else 1
     shape = [size for at, size in enumerate(scores.shape) if at != dim]
@@ -126,7 +126,7 @@ def of_samples(func: Any, args: Any, kwargs: Any) -> Any:
     scores, target, weight = given.pop("input", None), given.pop("target", None), given.pop("weight", None)
     reduction, ignore = given.pop("reduction", "mean"), given.get("ignore_index", -100)
     if (
-        len(spread_in((args, kwargs))) != 1
+        len(sharded_in((args, kwargs))) != 1
         or not isinstance(scores, ShardedActivation)
         or scores.ndim < 2
         or scores.along == 1
@@ -157,7 +157,7 @@ def of_samples(func: Any, args: Any, kwargs: Any) -> Any:
 
 def logarithms(func: Any, args: Any, kwargs: Any) -> Any:
     """``log_softmax`` along the sharded classes."""
-    (scores, *others) = spread_in((args, kwargs))
+    (scores, *others) = sharded_in((args, kwargs))
     given = {**dict(zip(("input", "dim"), args, strict=False)), **kwargs}
     if others or type(given.get("dim")) is not int or given["dim"] % scores.ndim != scores.along:
         return soft(func, args, kwargs)
@@ -171,7 +171,7 @@ def logarithms(func: Any, args: Any, kwargs: Any) -> Any:
 
 def total_logarithm(func: Any, args: Any, kwargs: Any) -> Any:
     """``logsumexp`` along the sharded classes."""
-    (scores, *others) = spread_in((args, kwargs))
+    (scores, *others) = sharded_in((args, kwargs))
     given = {**dict(zip(("input", "dim", "keepdim"), args, strict=False)), **kwargs}
     dim = given.get("dim")
     if isinstance(dim, (tuple, list)) and len(dim) == 1:

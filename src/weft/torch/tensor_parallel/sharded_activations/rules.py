@@ -22,7 +22,7 @@ from weft.torch.tensor_parallel.shard_group import leave
 from weft.torch.tensors.pytree import map_arguments
 
 from .sequence import narrowed
-from .tensor import RULES, ShardedActivation, spread_in
+from .tensor import RULES, ShardedActivation, sharded_in
 
 PARTS = "parts"
 
@@ -33,7 +33,7 @@ class _Whole(Exception):
 
 def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
     """A function of each number by itself, with tensors that PyTorch makes as large as each other."""
-    given = spread_in((args, kwargs))
+    given = sharded_in((args, kwargs))
     like, back, total = given[0], given[0].back, given[0].positions.total
 
     def shard(tensor: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ def one_by_one(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def along_others(func: Any, args: Any, kwargs: Any) -> Any:
-    """A function of one spread tensor, whose other tensors are weights, that works along other dimensions."""
-    (given, *others) = spread_in((args, kwargs))
+    """A function of one sharded activation, whose other tensors are weights, that works along other dimensions."""
+    (given, *others) = sharded_in((args, kwargs))
     weights = [each for each in args[1:] if isinstance(each, Tensor)]
     if others or (args and args[0] is not given) or any(isinstance(each, DTensor) for each in weights):
         return NotImplemented
@@ -81,20 +81,20 @@ def along_others(func: Any, args: Any, kwargs: Any) -> Any:
 
 def norm(func: Any, args: Any, kwargs: Any) -> Any:
     """Layer norm and the like, over the last dimensions."""
-    (given, *_) = spread_in((args, kwargs))
+    (given, *_) = sharded_in((args, kwargs))
     shape = args[1] if len(args) > 1 else kwargs.get("normalized_shape", ())
     return along_others(func, args, kwargs) if len(shape) < given.back else NotImplemented
 
 
 def linear(func: Any, args: Any, kwargs: Any) -> Any:
     """A linear that is whole on each rank."""
-    (given, *_) = spread_in((args, kwargs))
+    (given, *_) = sharded_in((args, kwargs))
     return along_others(func, args, kwargs) if given.back > 1 else NotImplemented
 
 
 def reduced(func: Any, args: Any, kwargs: Any) -> Any:
     """A mean or a sum of all numbers, or over another dimension, which stays with size 1."""
-    (given, *_) = spread_in((args, kwargs))
+    (given, *_) = sharded_in((args, kwargs))
     if len(args) == 1 and not kwargs and given.shard.is_floating_point():
         exact = torch.promote_types(given.dtype, torch.float32)
         total = leave(given.shard.sum(dtype=exact), given.shard_group)
@@ -124,7 +124,7 @@ def compared(func: Any, args: Any, kwargs: Any) -> Any:
 
 def soft(func: Any, args: Any, kwargs: Any) -> Any:
     """Softmax and the like, along another dimension."""
-    (given, *_) = spread_in((args, kwargs))
+    (given, *_) = sharded_in((args, kwargs))
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return (
         along_others(func, args, kwargs)
@@ -136,7 +136,7 @@ def soft(func: Any, args: Any, kwargs: Any) -> Any:
 def dropout(func: Any, args: Any, kwargs: Any) -> Any:
     """Each part with numbers of its own."""
     given = args[0] if args else kwargs.get("input")
-    if not isinstance(given, ShardedActivation) or len(spread_in((args, kwargs))) > 1:
+    if not isinstance(given, ShardedActivation) or len(sharded_in((args, kwargs))) > 1:
         return NotImplemented
     how = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
     draws = how.get("p", 0.5) > 0 and bool(how.get("training", how.get("train", True)))

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup, enter
 from weft.torch.tensors.shards import ShardPositions
 
-from .tensor import ShardedActivation, may_spread, plain, spread
+from .tensor import ShardedActivation, may_stay_sharded, plain, sharded_activation
 
 
 def scattered(sums: Tensor, shard_group: ShardGroup, bias: Tensor | None = None) -> Tensor:
@@ -26,12 +26,12 @@ def scattered(sums: Tensor, shard_group: ShardGroup, bias: Tensor | None = None)
     shard: Tensor = Scattered.apply(sums, shard_group, along, positions)
     if bias is not None:
         shard.add_(enter(bias.to(shard.dtype), shard_group))
-    return spread(shard, shard_group, along, positions)
+    return sharded_activation(shard, shard_group, along, positions)
 
 
 def can_scatter(sums: Tensor, shard_group: ShardGroup) -> bool:
     """True if ranks may leave ``[..., tokens, features]`` sharded now, and have as many tokens each."""
-    return sums.ndim >= 2 and sums.shape[-2] % shard_group.size == 0 and may_spread()
+    return sums.ndim >= 2 and sums.shape[-2] % shard_group.size == 0 and may_stay_sharded()
 
 
 def enters(tensor: Any, shard_group: ShardGroup) -> Tensor:

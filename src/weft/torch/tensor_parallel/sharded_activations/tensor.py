@@ -1,10 +1,10 @@
-"""A spread tensor: each rank has a part of it, and it looks like the whole.
+"""A sharded activation: each rank has a shard of it, and it looks like the whole.
 
 It is between cut modules: the scores of a vocabulary, and, along tokens or positions, what runs between two regions.
 Functions that can work on the parts do (``rules``); everything else gets the whole, gathered from the ranks when it is
 first asked for. So the result is right, whatever is done with the tensor; what no rule covers costs a message.
 
-The whole may be written through a view of it. Then the part is old, here and in all spread views, and the whole is
+The whole may be written through a view of it. Then the part is old, here and in all sharded views, and the whole is
 used from then on: PyTorch's count of writes shows that.
 """
 
@@ -39,7 +39,7 @@ _NO_MEMORY = UsageError(
 _WATCHED = frozenset((Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_))
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
-"""What functions do with spread tensors among their arguments; see ``rules``, which fills it."""
+"""What functions do with sharded activations among their arguments; see ``rules``, which fills it."""
 
 
 class Ranks(Protocol):
@@ -57,7 +57,7 @@ class Ranks(Protocol):
         ...
 
     def noted(self, names: frozenset[str], what: str, how: str) -> None:
-        """A function has taken a spread tensor that comes from these modules; ``how``: see ``watch``."""
+        """A function has taken a sharded activation that comes from these modules; ``how``: see ``watch``."""
         ...
 
 
@@ -69,7 +69,7 @@ class ShardedActivation(Tensor):
         group: The ranks.
         along: The dimension along which it is sharded.
         positions: What of this dimension each rank has.
-        names: While it is found out what may be spread: the modules that the tensor comes from.
+        names: While it is found out what may stay sharded: the modules that the tensor comes from.
     """
 
     _weft_spread = True
@@ -126,7 +126,9 @@ class ShardedActivation(Tensor):
         if shard is self.shard:
             return self
         made = None if view is None else (self, view)
-        return spread(shard, self.shard_group, along, positions or self.positions, self.names, made)
+        return sharded_activation(
+            shard, self.shard_group, along, positions or self.positions, self.names, made
+        )
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,7 +138,7 @@ class ShardedActivation(Tensor):
             _refuse_watching(func, args, kwargs)
             with no_function_of_subclass():
                 return func(*args, **kwargs)
-        given = spread_in((args, kwargs))
+        given = sharded_in((args, kwargs))
         written = [each for each in targets(func, args, kwargs) if isinstance(each, ShardedActivation)]
         if written:
             _note(written, func, "writes")
@@ -158,7 +160,7 @@ class ShardedActivation(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Operations that come here by another way than PyTorch's functions get the whole, without its graph."""
-        given = spread_in((args, kwargs or {}))
+        given = sharded_in((args, kwargs or {}))
         if any(each.old() for each in given):
             raise _NO_MEMORY
         _note(given, func, "writes" if is_mutable(func) else "whole")
@@ -167,11 +169,11 @@ class ShardedActivation(Tensor):
         return func(*args, **kwargs)
 
 
-def spread(
+def sharded_activation(
     shard: Tensor, shard_group: Any, along: int, positions: ShardPositions, names: frozenset[str] = frozenset(),
     made: tuple[ShardedActivation, Callable[[Tensor], Tensor]] | None = None,
 ) -> ShardedActivation:  # fmt: skip
-    """The ranks' parts as one tensor; see :class:`Spread`."""
+    """The ranks' shards as one tensor."""
     along %= shard.ndim
     result: ShardedActivation = Shown.apply(shard, shard_group, along, positions)
     result.shard, result.shard_group, result.along, result.positions, result.names = (
@@ -187,26 +189,26 @@ def spread(
     return result
 
 
-def may_spread() -> bool:
+def may_stay_sharded() -> bool:
     """True if a module that runs now may leave its result sharded: in a step, where all ranks run the same."""
     return inside_unit() or in_backward()
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The whole of a spread tensor; anything else as it is."""
+    """The whole of a sharded activation; anything else as it is."""
     return tensor.full_tensor() if isinstance(tensor, ShardedActivation) else tensor
 
 
 shards.register(ShardedActivation, plain, on_use=True)
 
 
-def spread_in(tree: Any) -> list[ShardedActivation]:
-    """The spread tensors in lists, tuples and dicts."""
+def sharded_in(tree: Any) -> list[ShardedActivation]:
+    """The sharded activations in lists, tuples and dicts."""
     return [each for each in leaves_in(tree, data=False) if isinstance(each, ShardedActivation)]
 
 
 def with_full_tensors(tree: Any, then: Callable[[Tensor], Tensor] = lambda full: full) -> Any:
-    """A tree of arguments with the whole of spread tensors."""
+    """A tree of arguments with the whole of sharded activations."""
     return map_arguments(tree, lambda t: then(t.full_tensor()) if isinstance(t, ShardedActivation) else t)
 
 
@@ -227,9 +229,9 @@ def _refuse_watching(func: Any, args: Any, kwargs: Any) -> None:
     """
     asked = func in _WATCHED and not (func is Tensor.requires_grad_ and args[0].requires_grad)
     if func is torch.autograd.grad:
-        asked = bool(spread_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
+        asked = bool(sharded_in(args[1] if len(args) > 1 else kwargs.get("inputs")))
     if asked:
-        given = spread_in((args, kwargs))
+        given = sharded_in((args, kwargs))
         _note(given, func, "writes")
         raise UsageError(
             f"{_name(func)} on a tensor that is split over axis tp: {given[0].shard_group.remedy}"
@@ -255,7 +257,7 @@ class Shown(Quiet):
 
 
 class Unmoved(Quiet):
-    """The whole of a spread tensor, with the gradient of the tensor itself."""
+    """The whole of a sharded activation, with the gradient of the tensor itself."""
 
     @staticmethod
     def forward(ctx: Any, tensor: ShardedActivation) -> Tensor:

@@ -1,6 +1,7 @@
 """Modules that may leave their results sharded, found by running the model once more, whole.
 
-The results of these modules are spread over one rank, so each part is the whole. What functions do with them is noted.
+The results of these modules are sharded over one rank, so each shard is the whole.
+What functions do with them is noted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.torch.tensors.shards import ShardPositions
 
 from .losses import LOSS
 from .rules import PARTS
-from .tensor import ShardedActivation, spread
+from .tensor import ShardedActivation, sharded_activation
 
 SCORES, TOKENS = "scores", "tokens"
 
@@ -61,7 +62,7 @@ class Alone:
 
 
 class _Leaves:
-    """Stands for a module's ``forward``: its result is spread."""
+    """Stands for a module's ``forward``: its result stays sharded."""
 
     def __init__(self, module: nn.Module, name: str, kind: str, shard_group: Alone) -> None:
         self.module, self.name, self.kind, self.shard_group = module, name, kind, shard_group
@@ -73,7 +74,7 @@ class _Leaves:
         along = result.ndim - (1 if self.kind == SCORES else 2)
         if self.kind == TOKENS and result.shape[along] % self.shard_group.wanted:
             self.shard_group.noted(frozenset([self.name]), f"{result.shape[along]} tokens", "uneven")
-        return spread(
+        return sharded_activation(
             result,
             self.shard_group,
             along,
@@ -102,7 +103,7 @@ class _Computes:
         if isinstance(tensor, ShardedActivation) or tensor.ndim < 3 or not tensor.is_floating_point():
             return tensor
         positions = ShardPositions.contiguous([tensor.shape[self.dim]])
-        return spread(tensor, self.shard_group, self.dim, positions, self.names)
+        return sharded_activation(tensor, self.shard_group, self.dim, positions, self.names)
 
 
 class _Takes:
@@ -179,7 +180,7 @@ def watch(
 def _attached(
     model: nn.Module, kinds: Mapping[str, str | int], gathering: Sequence[str], shard_group: Alone
 ) -> Iterator[None]:
-    """Inside, the modules' results are spread."""
+    """Inside, the modules' results stay sharded."""
     modules = [model.get_submodule(name) for name in {*kinds, *gathering}]
     before = [module.__dict__.get("forward") for module in modules]
     for name, kind in kinds.items():

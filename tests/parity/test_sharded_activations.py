@@ -1,4 +1,4 @@
-"""Steps whose tensors stay in parts between cut modules, with partitions; see `spread.py`."""
+"""Steps whose tensors stay sharded between cut modules, with partitions; see `sharded_activations.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.launching import run_ranks
 from tests.long import some_of
 
 from .jobs import Layout, pass_layouts
-from .spread import CHECKS
+from .sharded_activations import CHECKS
 
 ALL = [*CHECKS]
 SOME = [
@@ -33,7 +33,7 @@ LAYOUTS: list[Layout] = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layouts", some_of(3, LAYOUTS), ids=["some", "all"])
 def test_steps(layouts: list[Layout], tmp_path: Path) -> None:
-    pass_layouts("spread.py", layouts, tmp_path)
+    pass_layouts("sharded_activations.py", layouts, tmp_path)
 
 
 LOOKS = """

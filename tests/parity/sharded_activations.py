@@ -1,6 +1,6 @@
-"""Steps whose tensors stay in parts between cut modules; started by `test_spread.py`.
+"""Steps whose tensors stay sharded between cut modules; started by `test_sharded_activations.py`.
 
-    spread.py --partitions 2 check...       with tensor_parallel_degree, and sequence_parallel, in WEFT_SET
+    sharded_activations.py --partitions 2 check...       with tensor_parallel_degree, and sequence_parallel, in WEFT_SET
 
 Every rank asserts for itself; a job that ends well has passed.
 """
@@ -31,7 +31,12 @@ from weft.torch.session import current
 from weft.torch.tensor_parallel import Splits, is_cut
 from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.shard_group import ShardGroup
-from weft.torch.tensor_parallel.sharded_activations import AllGathered, ShardedActivation, plain, spread
+from weft.torch.tensor_parallel.sharded_activations import (
+    AllGathered,
+    ShardedActivation,
+    plain,
+    sharded_activation,
+)
 from weft.torch.tensors.shards import ShardPositions
 
 CHECKS = Checks()
@@ -483,7 +488,9 @@ def functions_give_what_they_give_for_the_whole() -> None:
                 whole, weight = NUMBERS.clone().requires_grad_(), torch.linspace(0.5, 1.5, 7).requires_grad_()
                 given = whole * 1.5
                 if in_parts:
-                    given = spread(positions.own(given, along, ranks.rank), ranks, along, positions)
+                    given = sharded_activation(
+                        positions.own(given, along, ranks.rank), ranks, along, positions
+                    )
                 result = plain(function(given, weight))
                 seeds = torch.linspace(-1, 1, result.numel()).view(result.shape)
                 result.backward(seeds)
@@ -503,16 +510,16 @@ def functions_give_what_they_give_for_the_whole() -> None:
 def losses_take_few_bytes_and_16_bits() -> None:
     ranks = shard_group()
     positions = ShardPositions.contiguous(part_sizes(7, ranks.size))
-    scores = spread(positions.own(NUMBERS, -1, ranks.rank), ranks, -1, positions)
+    scores = sharded_activation(positions.own(NUMBERS, -1, ranks.rank), ranks, -1, positions)
     with Counted() as counted:
         F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
         ends = ShardPositions.contiguous(part_sizes(6, ranks.size))
-        scores = spread(ends.own(NUMBERS, 1, ranks.rank), ranks, 1, ends)
+        scores = sharded_activation(ends.own(NUMBERS, 1, ranks.rank), ranks, 1, ends)
         F.cross_entropy(scores[:, :-1].flatten(0, 1), CLASSES[:, 1:].flatten())
         (scores[:, 1:] - NUMBERS[:, 1:]).square().mean()
     assert not counted.sizes
     half = NUMBERS.bfloat16()
-    scores = spread(positions.own(half, -1, ranks.rank), ranks, -1, positions)
+    scores = sharded_activation(positions.own(half, -1, ranks.rank), ranks, -1, positions)
     expected = F.cross_entropy(half.flatten(0, 1), CLASSES.flatten())
     actual = F.cross_entropy(scores.flatten(0, 1), CLASSES.flatten())
     assert actual.dtype == torch.bfloat16 and abs(actual - expected) < 0.02
@@ -528,7 +535,7 @@ def what_parts_cannot_do_is_an_error() -> None:
     ranks = shard_group()
     positions = ShardPositions.contiguous(part_sizes(7, ranks.size))
     part = positions.own(NUMBERS.requires_grad_() * 1, -1, ranks.rank).contiguous()
-    scores = spread(part, ranks, -1, positions)
+    scores = sharded_activation(part, ranks, -1, positions)
     with pytest.raises(IndexError, match="none of the 7 classes"):
         F.cross_entropy(scores[0], torch.tensor([7, 0, 0, 0, 0, 0]))
     for asked in (
