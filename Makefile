@@ -66,6 +66,7 @@ bench: $(TENSORFLOW)  ## run the benchmarks; each one's README explains its tabl
 	$(BIN)/python -m benchmarks.balance
 	$(BIN)/python -m benchmarks.tensor_parallel
 	$(BIN)/python -m benchmarks.experts
+	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.tensorflow

@@ -71,8 +71,8 @@ GROUPS = (
         "Checkpoints",
         "saving.md#single-saves",
         [
-            "save_checkpoint", "finish_checkpoint", "resume_from_checkpoint", "export_checkpoint", "read_model", "save",
-            "load",
+            "save_checkpoint", "finish_checkpoint", "resume_from_checkpoint", "export_checkpoint", "read_model",
+            "stream_weights", "save", "load",
         ],
     ),
     Group("Restarts", "saving.md", ["checkpoints"]),

@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.launching import SOURCE, run_ranks
 from tests.long import one_day_in, one_in
-from weft.compat.hf import steps
+from weft.compat.hf import options, steps
 from weft.compat.hf.options import refuse
-from weft.errors import ConfigError
+from weft.errors import ConfigError, UsageError
 
 transformers = pytest.importorskip("transformers")
 HERE = Path(__file__).parent / "jobs"
@@ -173,7 +174,7 @@ def test_preferences_and_rewards_are_those_of_one_process(tmp_path):
     """Their losses join rows: pairs, a mean divergence of the batch."""
     for name in ("trl", "peft", "datasets"):
         pytest.importorskip(name)
-    kinds = ["dpo", "dpo adapter", "dpo before", "reward", "reward adapter", "kto", "grpo"]
+    kinds = ["dpo", "dpo adapter", "dpo before", "reward", "reward adapter", "kto", "grpo", "grpo generating"]
     one = alone("hf_trl.py", str(tmp_path / "one"), *kinds)
     for result in split(2, "hf_trl.py", str(tmp_path / "two"), *kinds):
         assert equal(one, result, 2e-4), (one, result)
@@ -238,6 +239,25 @@ def test_an_adapter_with_a_module_that_is_trained_whole_goes_on_where_it_was(tmp
         assert equal(one, result, 2e-4), (one, result)
     for result in split(2, "hf_adapter.py", str(tmp_path / "again"), str(tmp_path / "two" / "checkpoint-2")):
         assert equal(one, result, 2e-4), (one, result)
+
+
+def test_examples_without_tensors_are_one_microbatch(monkeypatch):
+    """Each of several would get all of them."""
+    settings = SimpleNamespace(partitions=2, microbatches=4)
+    monkeypatch.setattr("weft.torch.session.current.session", lambda: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(options, "_settings_with_choice", [])
+    monkeypatch.setattr(options.state, "_launched", {"microbatches"})
+    monkeypatch.setattr(options.state, "init", lambda given: vars(settings).update(given))
+    examples = [{"prompt": "a"}, {"prompt": "b"}]
+    with pytest.raises(
+        UsageError, match="GRPOTrainer gets batches of examples without tensors.*microbatches=1"
+    ):
+        options.check_microbatches("GRPOTrainer", examples)
+    options.check_microbatches("Trainer", {"input_ids": torch.ones(4, 2)})
+    assert settings.microbatches == 4
+    options._choose(4)
+    options.check_microbatches("GRPOTrainer", examples)
+    assert settings.microbatches == 1
 
 
 def test_each_microbatch_of_an_evaluation_has_its_own_items():

@@ -356,6 +356,135 @@ def lists_are_read_as_they_were_in_checkpoints() -> None:
         trained(Recomputed(kind), batches, [distance] * 3, adamw, checkpointed=layers)
 
 
+@CHECKS.of_each("sampled", "greedy")
+def a_token_sends_as_much_after_few_as_after_many(how: str) -> None:
+    """Keys and values stay on their ranks: what travels for a token does not grow with the cache."""
+    weft.init({"partitions": given.partitions, "microbatches": 2})
+    model = weft.DistributedModel(llama(bos_token_id=0, eos_token_id=1, pad_token_id=1).eval())
+
+    @weft.step
+    def generate(model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor:
+        torch.manual_seed(3)
+        found: Tensor = model.generate(
+            ids, attention_mask=mask, min_new_tokens=length, max_new_tokens=length, do_sample=how == "sampled"
+        )
+        return found
+
+    ids = torch.randint(2, 64, (4, 8), generator=torch.Generator().manual_seed(0))
+    generate(model, ids, torch.ones_like(ids), 3)
+    pipeline = current.session().pipeline
+    assert pipeline is not None
+    send, each = pipeline.channel.send, list[int]()
+
+    def count(peer: int, message: Message) -> None:
+        if isinstance(message.payload, Tensor):
+            each.append(message.payload.nbytes)
+        send(peer, message)
+
+    pipeline.channel.send = count  # type: ignore[method-assign]
+    sent = []
+    for length in (4, 8, 16, 20):
+        each.clear()
+        generate(model, ids, torch.ones_like(ids), length)
+        sent.append(sum(each))
+    pipeline.channel.send = send  # type: ignore[method-assign]
+    assert sent[1] - sent[0] == sent[3] - sent[2] < 4 * 4 * 4096, (
+        sent
+    )  # those of one layer's keys take 4 KiB by then
+
+
+class Bag:
+    """What layers fill: the output of the last one, and those of all."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+        self.all: list[Tensor] = []
+        self.parts: dict[int, Part] = {}
+
+
+class Part:
+    def __init__(self, value: Tensor) -> None:
+        self.value, self.many = value, 1
+
+
+class Bagging(nn.Module):
+    """A layer that fills things of its own, and things that others fill too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.meddles, self.shares = number, False, True
+        self.own = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, bag: Bag) -> Tensor:
+        x = x + self.own(x).tanh()
+        if self.number in bag.parts:
+            part = bag.parts[self.number]
+            part.value, part.many = torch.cat([part.value, x], 1), part.many + 1
+        else:
+            bag.parts[self.number] = Part(x)
+        if self.meddles:
+            bag.parts[0].value = x
+        if self.shares:
+            bag.last = x
+            bag.all.append(x)
+        return x + bag.parts[self.number].value.mean(1, keepdim=True)
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Bagging(number) for number in range(4))
+
+    def forward(self, x: Tensor, times: int = 4) -> Tensor:
+        bag = Bag()
+        for time in range(times):
+            self.layers[3].meddles = time > 2 and getattr(self, "meddling", False)
+            for layer in self.layers:
+                x = layer(x, bag)
+        total = sum(part.value.mean(1) * part.many for part in bag.parts.values())
+        return x.mean(1) + total + sum(each.mean(1) for each in (bag.last, *bag.all) if each is not None)
+
+
+def bags(shares: bool = True) -> tuple[Bags, Bags]:
+    gc.collect()
+    by_hand = {"auto_partition": False, "default_partition": given.partitions - 1}
+    weft.init({"partitions": given.partitions, "microbatches": 2, **by_hand})
+    torch.manual_seed(5)
+    net = Bags()
+    for layer in net.layers:
+        layer.shares = shares
+    alone = copy.deepcopy(net)
+    for number, layer in enumerate(net.layers):
+        weft.set_partition(layer, number % 2 * (given.partitions - 1))
+    return net, alone
+
+
+@CHECKS.check
+def things_that_many_fill_are_those_of_one_process_without_gradients() -> None:
+    """Each of several calls in a microbatch finds what it has left itself, and adds to what all fill."""
+    for shares in (True, False):
+        net, alone = bags(shares)
+        model = weft.DistributedModel(net)
+        step = weft.step(lambda model, x: model(x))
+        for number in range(3):
+            x = samples(number)["x"]
+            with torch.no_grad():
+                found, expected = step(model, x).concat(), alone(x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@CHECKS.check
+def a_part_that_another_layer_writes_later_is_refused() -> None:
+    """The last check of a job."""
+    net, _ = bags(shares=False)
+    model = weft.DistributedModel(net)
+    step = weft.step(lambda model, x: model(x))
+    with torch.no_grad():
+        step(model, samples(0)["x"])
+        net.meddling = True  # type: ignore[assignment]
+        step(model, samples(1)["x"])
+
+
 @CHECKS.check
 def keys_that_were_not_sent_are_refused() -> None:
     """The first step does not use them."""

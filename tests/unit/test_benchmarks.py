@@ -52,6 +52,10 @@ OTHERS = {
         "--layers 1 --width 32 --experts 4 --tokens 64 --steps 1 --rounds 1".split(),
         "| shared by two replicas |",
     ),
+    "generation": (
+        "--layers 2 --width 32 --prompts 4 --tokens 3 --steps 1 --rounds 1".split(),
+        "| 4 |",
+    ),
     "context_parallel": (
         "--layers 1 --width 32 --heads 4 --keys 2 --positions 16 --steps 1 --rounds 1".split(),
         "| 16 | 2 | all-to-all |",

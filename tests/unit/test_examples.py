@@ -20,8 +20,14 @@ LONGER = {"gpt_demo.py": 120, "train_lightning.py": 90}
 """What is not there to be copied may have more lines."""
 
 
+NEEDS = {"train_grpo.py": "trl"}
+"""What is only there with `pip install weft[integrations]`."""
+
+
 def run(folder, name, *options, ranks=None):
     """Exit code and output."""
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     arguments = ["run", "-n", str(ranks or RANKS.get(name, 2)), str(FOLDER / name), *options]
     start = warm.run
     if name in KERAS:

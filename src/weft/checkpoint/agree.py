@@ -41,7 +41,8 @@ def check_same_call(job: Job, call: str, tag: str | None) -> None:
         return
     job.monitor.note("checkpoint", job.steps)
     try:
-        meeting = Saves.of(job).meeting(f"{call}(tag={tag!r})", everybody=True)
+        given = "" if tag is None else f"tag={tag!r}"
+        meeting = Saves.of(job).meeting(f"{call}({given})", everybody=True)
         meet(meeting, {"call": call, "tag": tag or ""})
         meeting.part()
     finally:

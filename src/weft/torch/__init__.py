@@ -88,6 +88,7 @@ if _TYPE_CHECKING:
     from weft.torch.checkpoint.run import checkpoints as checkpoints
     from weft.torch.checkpoint.save import finish_checkpoint as finish_checkpoint
     from weft.torch.checkpoint.save import save_checkpoint as save_checkpoint
+    from weft.torch.checkpoint.stream import stream_weights as stream_weights
     from weft.torch.replicas.data_check import check_batch as check_batch
     from weft.torch.replicas.data_check import check_loader as check_loader
 
@@ -103,6 +104,7 @@ _LATE = {
     "checkpoints": "weft.torch.checkpoint.run",
     "finish_checkpoint": "weft.torch.checkpoint.save",
     "save_checkpoint": "weft.torch.checkpoint.save",
+    "stream_weights": "weft.torch.checkpoint.stream",
     "check_batch": "weft.torch.replicas.data_check",
     "check_loader": "weft.torch.replicas.data_check",
 }

@@ -332,7 +332,10 @@ class Step:
 
     def _order(self, session: Session, microbatches: int) -> Order:
         settings, chosen = session.settings, session.decided.chosen
-        revisited = any(model.plan is not None and model.plan.revisits for model in session.models)
+        # without a backward pass nothing is held for one, and a step that generates text comes back to all partitions
+        revisited = not torch.is_grad_enabled() or any(
+            model.plan is not None and model.plan.revisits for model in session.models
+        )
         key = (settings, chosen, microbatches, revisited)
         if key not in self._orders:
             from weft.plan.chosen import order_for

@@ -17,6 +17,7 @@ if "RANK" in os.environ:
 
     weft.integrations.transformers.enable(partitions=2)
 
+import torch
 from datasets import Dataset, load_from_disk
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -43,6 +44,14 @@ class Fixed(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         length = range(3, 8)
         return [[3 + (7 * n + 5 * m) % 26 for m in length[: 3 + n % 3]] for n in range(len(prompt_ids))], None
+
+
+class Generating(GRPOTrainer):
+    """The model generates the completions, in the step, from a seed that is the same in one process."""
+
+    def _generate_single_turn(self, *args, **kwargs):
+        torch.manual_seed(self.state.global_step)
+        return super()._generate_single_turn(*args, **kwargs)
 
 
 def tokenizer():
@@ -85,7 +94,7 @@ def trainer_of(kind):
         "learning_rate": 0.01, "optim": "sgd",
     }  # fmt: skip
     more = {"processing_class": tokenizer()}
-    if adapter:
+    if adapter == "adapter":
         task = "SEQ_CLS" if name == "reward" else "CAUSAL_LM"
         more["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type=task)
     if name == "dpo":
@@ -103,7 +112,7 @@ def trainer_of(kind):
             llama(LlamaForCausalLM), llama(LlamaForCausalLM), args=KTOConfig(**common),
             train_dataset=Dataset.from_dict(judged).shuffle(seed=1), **more,
         )  # fmt: skip
-    return Fixed(
+    return (Generating if kind == "grpo generating" else Fixed)(
         llama(LlamaForCausalLM), reward_funcs=lambda completions, **others: [len(set(c)) for c in completions],
         args=GRPOConfig(num_generations=4, max_completion_length=8, **common),
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}), **more,

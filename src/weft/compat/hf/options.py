@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from weft.compat.modelparallel.session import state
-from weft.errors import ConfigError
+from weft.errors import ConfigError, UsageError
 
 log = logging.getLogger("weft")
 
@@ -140,17 +140,54 @@ def refuse(args: Any) -> None:
         raise ConfigError("the Trainer's arguments do not fit a split model. " + ". ".join(faults))
 
 
+_settings_with_choice: list[Any] = []
+"""The settings in which nobody but this file has said how many microbatches there are; at most one."""
+
+
+def _is_given() -> bool:
+    """True if the script or its launch says how many microbatches there are."""
+    own = any(each is state.given for each in _settings_with_choice)
+    return state.is_given("microbatches") and not own
+
+
+def _choose(microbatches: int) -> None:
+    state.init({"microbatches": microbatches})
+    _settings_with_choice[:] = [state.given]
+
+
 def choose_microbatches() -> None:
     """Set a number of microbatches with which the partitions overlap, where nobody says how many there are."""
     from weft.torch.session.current import session
 
     partitions = session().settings.partitions
-    if partitions > 1 and not state.is_given("microbatches"):
-        state.init({"microbatches": OVERLAP * partitions})
+    if partitions > 1 and not _is_given():
+        _choose(OVERLAP * partitions)
         log.info(
             "microbatches is not set: the Trainer's batches are cut into %d, or one for each sample if there are less",
             OVERLAP * partitions,
         )
+
+
+def check_microbatches(trainer: str, inputs: Any) -> None:
+    """Take one microbatch where a batch is a list of examples, as TRL's GRPOTrainer has it: each of several would get
+    all of it.
+
+    Raises:
+        UsageError: The script wants several.
+    """
+    from weft.torch.session.current import session
+    from weft.torch.tensors.pytree import tensors_in
+
+    count = session().settings.microbatches
+    if session().settings.partitions == 1 or count == 1 or tensors_in(inputs):
+        return
+    if _is_given():
+        raise UsageError(
+            f"{trainer} gets batches of examples without tensors, which cannot be cut into {count} microbatches: each "
+            "would get all of them. Write microbatches=1"
+        )
+    _choose(1)
+    log.info("the batches of %s are examples without tensors, which cannot be cut: one microbatch", trainer)
 
 
 def _splits(trainer: ModuleType) -> bool:

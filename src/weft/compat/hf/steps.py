@@ -133,6 +133,7 @@ class _Steps:
 
     def train(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """The batch's loss, after its backward pass; replicas meet where the optimizer's step follows."""
+        options.check_microbatches(type(self.trainer).__name__, inputs)
         with nullcontext() if self.trainer.accelerator.sync_gradients else model.no_sync():
             losses = self._train(model, inputs, num_items_in_batch)
         return losses.reduce_mean().detach().to(self.trainer.args.device)
@@ -150,6 +151,7 @@ class _Steps:
 
         from weft.torch.tensors.pytree import map_nodes
 
+        options.check_microbatches(type(self.trainer).__name__, inputs)
         count: Any = getattr(self.trainer, "_get_num_items_in_batch", None)
         labelled = count is not None and isinstance(inputs, dict) and inputs.get("labels") is not None
         items = count([inputs], self.trainer.args.device) if labelled else None

@@ -90,14 +90,24 @@ def note_attributes(root: nn.Module, user: Callable[[], str]) -> Iterator[list[A
     modules = {id(module): module for module in root.modules()}
     names = {id(module): name for name, module in root.named_modules()}
     notes: dict[tuple[int, str], _Notes] = {}
+    reads: list[tuple[tuple[int, str], str, Any, str, int]] = []
+    """Those of attributes that were not written by then: nearly all, so that no more is done for them."""
     called = [0]
+    with_parameters: set[int] = set()
 
     def note(module: nn.Module, name: str, what: str, value: Any) -> None:
         key = id(module), name
-        if key[0] in names:
-            if key not in notes:
-                notes[key] = _Notes(what, value)
-            notes[key].add(what, value, user(), called[0])
+        if key[0] not in names:
+            return
+        if key not in notes:
+            if what != "write":
+                reads.append((key, what, value, user(), called[0]))
+                return
+            before = [read for of, *read in reads if of == key]
+            notes[key] = _Notes(*(before[0][:2] if before else (what, value)))
+            for read in before:
+                notes[key].add(*read)
+        notes[key].add(what, value, user(), called[0])
 
     def get(module: nn.Module, name: str) -> Any:
         try:
@@ -120,7 +130,9 @@ def note_attributes(root: nn.Module, user: Callable[[], str]) -> Iterator[list[A
             note(module, name, "write", value)
 
     def look(module: nn.Module, given: Any, result: Any) -> None:
-        called[0] += any(True for _ in module.parameters())
+        if id(module) in with_parameters or any(True for _ in module.parameters()):
+            with_parameters.add(id(module))
+            called[0] += 1
 
     original = nn.Module.__setattr__
     nn.Module.__setattr__ = put  # type: ignore[method-assign,assignment]

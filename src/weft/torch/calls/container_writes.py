@@ -148,14 +148,18 @@ class Contents:
         things: These, in the same order on every rank.
         tensors: The tensors in them.
         arguments: The call's arguments.
+        passed_by: Things that hold values and tensors, and of all of these ``passes_by`` says that the call does not
+            use them; with what they hold. They count neither as things nor in the signature.
     """
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
+    def __init__(self, arguments: Sequence[Any], passes_by: Callable[[Tensor], bool] | None = None) -> None:
         self.arguments = arguments
         self.things: list[Any] = []
         self.tensors: list[Tensor] = []
+        self.passed_by: list[tuple[Any, dict[Any, Any]]] = []
         self._before: list[dict[Any, Any]] = []
         self._local = self._before
+        self._local_beside: list[dict[Any, Any]] = []
         self._made: list[Any] = []
         self._reached = 0
         numbers = self._numbers = dict[int, int]()
@@ -168,8 +172,11 @@ class Contents:
             elif kind == _TUPLE:
                 waiting += [(item, depth, inside) for item in thing]
             elif kind != _PLAIN and id(thing) not in numbers and depth < _LIMITS.get(kind, depth + 1):
-                numbers[id(thing)] = len(numbers)
                 held = _held(thing, kind)
+                if passes_by is not None and inside and _holds_only(passes_by, thing, kind, held):
+                    self.passed_by.append((thing, held))
+                    continue
+                numbers[id(thing)] = len(numbers)
                 self.things.append(thing)
                 self._before.append(held)
                 depth += kind >= _DATA
@@ -182,19 +189,26 @@ class Contents:
         """The properties that calls must have in common here so that they return and leave the same shapes."""
         return tuple(map(_signature, self.things, self._before))
 
-    def localise(self, transform: Callable[[Tensor], Tensor]) -> None:
-        """Find what `local` is to show in the place of the tensors."""
-        self._local = [{key: outside(item, transform) for key, item in held.items()} for held in self._before]
+    def localise(
+        self, transform: Callable[[Tensor], Tensor], beside: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Find what `local` is to show in the place of the tensors. ``beside``: of those that are passed by."""
+        self._local = [_with_tensors(held, transform) for held in self._before]
+        if beside is not None:
+            self._local_beside = [_with_tensors(held, beside) for _, held in self.passed_by]
 
     def local(self) -> None:
         """From now on the things hold what `localise` has found."""
         for thing, local, before in zip(self.things, self._local, self._before, strict=True):
             if not same_objects(local.values(), before.values()):
                 fill(thing, local)
+        for (thing, before), local in zip(self.passed_by, self._local_beside, strict=True):
+            if not same_objects(local.values(), before.values()):
+                fill(thing, local)
 
     def restore(self) -> None:
         """The things hold again what they held before."""
-        for thing, before in zip(self.things, self._before, strict=True):
+        for thing, before in (*zip(self.things, self._before, strict=True), *self.passed_by):
             fill(thing, before)
 
     def changes(self) -> list[Change]:
@@ -214,6 +228,22 @@ class Contents:
             items = [(_key(key), self._described(item, places)) for key, item in now.items()]
             found.append((number, items))
         return found
+
+    def tensors_in(self, number: int) -> list[Tensor]:
+        """The tensors that the thing of this number has held before the call, by itself."""
+        return [item for item in self._before[number].values() if isinstance(item, Tensor)]
+
+    def beside(self) -> list[Tensor]:
+        """The tensors in what is passed by, as `localise` has found them."""
+        return [item for held in self._local_beside for item in held.values() if isinstance(item, Tensor)]
+
+    def written_beside(self) -> Any:
+        """One of ``passed_by`` that the call has written, if any: it holds something else than before."""
+        for (thing, _), held in zip(self.passed_by, self._local_beside, strict=True):
+            now = _held(thing, _kind_of(thing))
+            if len(now) != len(held) or not all(map(_same, now.values(), held.values())):
+                return thing
+        return None
 
     def refer(self, result: Any) -> Any:
         """A result of the call, with references where it is, or holds, one of the things or what `changes` found."""
@@ -332,6 +362,30 @@ def _held(thing: Any, kind: int) -> dict[Any, Any]:
 def _attributes(thing: Any, kind: int) -> dict[Any, Any] | None:
     """The attributes of a list, dict or set of a class of its own: one more thing, which may be filled."""
     return getattr(thing, "__dict__", None) if kind in _ABSTRACT else None
+
+
+def _with_tensors(held: dict[Any, Any], transform: Callable[[Tensor], Tensor]) -> dict[Any, Any]:
+    """The contents of a thing, with its tensors changed."""
+    changed = held.copy()
+    for key, item in held.items():
+        kind = _kind_of(item)
+        if kind == _TENSOR:
+            changed[key] = transform(item)
+        elif kind == _TUPLE:
+            changed[key] = outside(item, transform)
+    return changed
+
+
+def _holds_only(passes_by: Callable[[Tensor], bool], thing: Any, kind: int, held: dict[Any, Any]) -> bool:
+    """True if a thing holds tensors for which ``passes_by`` is true, and values, and nothing else."""
+    found = False
+    for item in held.values():
+        what = _kind_of(item)
+        if what == _TENSOR and passes_by(item):
+            found = True
+        elif what != _PLAIN:
+            return False
+    return found and _attributes(thing, kind) is None
 
 
 def _signature(thing: Any, held: dict[Any, Any]) -> tuple[Any, ...]:

@@ -75,6 +75,8 @@ class Program:
         self.left: dict[int, int] = {}
         """The numbers of the values that units have put into lists, dicts and objects, and the serials of the units;
         see ``calls.container_writes``."""
+        self.keeps_apart: dict[int, bool] = {}
+        """Of units that were given what others have left, by their serials: whether they have not written there."""
         self.drawn: dict[str, int] = {}
         """How many calls of each name have drawn random numbers, on whichever rank."""
         self.log: list[Signature] = pipeline.logs.setdefault(microbatch.index, [])

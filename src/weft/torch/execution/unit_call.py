@@ -22,7 +22,7 @@ from weft.errors import UsageError
 from weft.torch.backward.weight_gradients import large
 from weft.torch.calls.attributes import Given, note_attributes, spot_of, written_values
 from weft.torch.calls.call_signature import ONE, scan
-from weft.torch.calls.container_writes import Contents, Filled, fills, outside, written_by
+from weft.torch.calls.container_writes import Change, Contents, Filled, fills, outside, written_by
 from weft.torch.calls.interception import intercept, interceptor_of, with_hooks
 from weft.torch.calls.own_hooks import find_hooks
 from weft.torch.calls.placeholders import Left
@@ -266,11 +266,36 @@ class PlainCall:
         """Tensors in objects; they have no numbers in the signature."""
         self.away: dict[int, Tensor] = {}
         """By id what other units have left and this one does not use: it stays where it is, and is not sent."""
-        self.contents = Contents((*args, *kwargs.values()))
+        self.contents = Contents((*args, *kwargs.values()), self._passes_by())
         self.held: list[Tensor] = []
         """The hidden tensors as this rank has them."""
         self.versions: list[tuple[int, int]] = []
         """Of the unit's buffers, before it runs."""
+
+    def _passes_by(self) -> Callable[[Tensor], bool] | None:
+        """Says of a tensor that another unit has left it, and this one does not use such: so a call in a deep model
+        does not look through the whole cache of all layers.
+
+        The first call in a microbatch that is given such looks at all, and shows whether the unit writes there. With
+        gradients all calls do, as activation checkpoints need it.
+        """
+        unit, program = self.unit, self.program
+        if unit.reads or torch.is_grad_enabled() or not program.keeps_apart.get(unit.serial):
+            return None
+        return self._is_of_another
+
+    def _is_of_another(self, tensor: Tensor) -> bool:
+        """True if another unit has left the tensor."""
+        value, serial = self.program.value_of(tensor), self.unit.serial
+        return value is not None and self.program.left.get(value.number, serial) != serial
+
+    def _note_writes(self, changes: Sequence[Change]) -> None:
+        """Note whether the call has written into things that hold what other units have left."""
+        contents, apart, serial = self.contents, self.program.keeps_apart, self.unit.serial
+        if contents.passed_by or not any(map(self._is_of_another, contents.tensors)):
+            return
+        written = (each for number, _ in changes for each in contents.tensors_in(number))
+        apart[serial] = apart.get(serial, True) and not any(map(self._is_of_another, written))
 
     def result(self) -> Any:
         """Make the call: what the unit returns on this rank, or placeholders for what it returns on another one."""
@@ -377,6 +402,8 @@ class PlainCall:
 
     def _filled(self, filled: Any) -> Any:
         """The unit's own result, after what it has left is in the things that it was given and in its attributes."""
+        if self.program.left and not self.unit.reads:
+            self._note_writes(filled.changes if isinstance(filled, Filled) else ())
         if not isinstance(filled, Filled):
             return filled
         self.unit.keep(filled.written)
@@ -399,7 +426,9 @@ class PlainCall:
                 {name: outside(each, known) for name, each in kwargs.items()},
                 [*map(known, given)],
             )
-            self.contents.localise(known)
+            self.contents.localise(
+                known, lambda tensor: transform(tensor) if self._is_beside(tensor) else tensor
+            )
             self.held = [*map(known, self.hidden), *self.away.values()]
         else:
             local = map_tensors(inputs, known, anew=self.again, attributes=True)
@@ -436,13 +465,22 @@ class PlainCall:
                 )
             return Filled(result, [], written)
         contents.local()
-        untouched = [unwritten(tensor) for tensor in self.held]
+        untouched = [
+            unwritten(each) for each in (*self.held, *contents.beside()) if not isinstance(each, Left)
+        ]
         try:
             result, written = self._forward(local)
             changes = self._changes(contents)
+            filled_beside = contents.written_beside()
             filled = Filled(contents.refer(result), changes, written)
         finally:
             contents.restore()
+        if filled_beside is not None:
+            raise UsageError(
+                f"{self.unit.name} writes into a {type(filled_beside).__qualname__} into which another module has put "
+                "tensors, which the other ranks do not see, and did not do so when it was called before in this step: "
+                "let each call do it, or keep both modules on one partition with weft.set_partition(module, index)"
+            )
         if not all(as_before() for as_before in untouched):
             raise UsageError(
                 f"{self.unit.name} writes in place into a tensor in an object that it is given, which the other ranks "

@@ -250,3 +250,33 @@ def test_what_was_left_elsewhere_refuses_to_be_used() -> None:
     for use in uses:
         with pytest.raises(UsageError, match="layers.0 has put .* lies on partition 1"):
             use()
+
+
+def test_what_another_unit_has_filled_is_passed_by():
+    """It counts neither as a thing nor in the signature; a thing that holds anything else does."""
+    cache = Cache()
+    cache.layers[0].keys, cache.layers[1].keys = theirs, mine = torch.ones(2, 3), torch.ones(2, 3)
+    found = Contents([cache], lambda tensor: tensor is theirs)
+    assert found.things == [cache, cache.layers, cache.layers[1]]
+    assert [thing for thing, _ in found.passed_by] == [cache.layers[0]]
+    assert len(found.tensors) == 1 and found.tensors[0] is mine
+    before = found.signature()
+    cache.layers[0].keys = theirs = torch.ones(2, 4)
+    assert Contents([cache], lambda tensor: tensor is theirs).signature() == before
+    assert Contents([cache]).signature() != before
+    cache.layers[0].more = [mine]
+    assert not Contents([cache], lambda tensor: tensor is theirs).passed_by
+
+
+def test_writes_into_what_was_passed_by_are_found():
+    cache = Cache()
+    cache.layers[0].keys = theirs = torch.ones(2, 3)
+    found = Contents([cache], lambda tensor: tensor is theirs)
+    local = theirs.clone()
+    found.localise(lambda tensor: tensor, lambda tensor: local)
+    found.local()
+    assert cache.layers[0].keys is local and found.beside() == [local] and found.written_beside() is None
+    cache.layers[0].keys = torch.zeros(2, 3)
+    assert found.written_beside() is cache.layers[0]
+    found.restore()
+    assert cache.layers[0].keys is theirs
