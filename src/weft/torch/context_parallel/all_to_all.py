@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from weft.torch.pytorch.private import keeps_as_ever
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 
 from .weights import ContextGroup
@@ -41,19 +40,15 @@ def chosen(query: DTensor, key: DTensor, value: DTensor, shard_group: ContextGro
 
 
 def _sends_less(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> bool:
-    """True if all-to-all sends no more than an all-gather of keys and values, and a reduce-scatter of gradients.
+    """True if all-to-all sends no more in a step than an all-gather of keys and values does.
 
     A rank sends ``(n - 1) / n`` of each of four tensors, in a forward and a backward pass; or ``n - 1`` times its keys
-    and values, in a forward pass, again in a backward pass, and their gradients.
+    and values, in a forward pass, again in a backward pass, and their gradients. Shapes alone decide: what an
+    activation checkpoint computes again is computed in the same way, with the same random numbers.
     """
     kept = key.nbytes + value.nbytes
     moved = query.nbytes * (1 + value.shape[-1] / query.shape[-1]) + kept
-    if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))):
-        return moved <= ranks * kept
-    passes = (
-        2 if keeps_as_ever() else 3
-    )  # an activation checkpoint runs forward twice, and keeps what it gathers
-    return passes * moved <= 3 * ranks * kept
+    return 2 * moved <= 3 * ranks * kept
 
 
 def of_own_heads(mask: Tensor, heads: int, shard_group: ShardGroup) -> Tensor:

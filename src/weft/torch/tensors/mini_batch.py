@@ -131,7 +131,7 @@ def group_of(tensor: Tensor, dims: Sequence[int], group: Group) -> Tensor:
 
 
 def padded(parts: Sequence[Tensor], pieces: Sequence[Piece]) -> list[Tensor]:
-    """What pieces of a mini-batch gave, with zeros where padding was cut off, if all have their piece's positions."""
+    """Results of pieces of a mini-batch, with zeros where padding was cut off, if all have their piece's positions."""
     groups = [piece for piece in pieces if isinstance(piece, Group)]
     if len(groups) < len(parts) or any(
         part.dim() < 2 or part.shape[1] != group.stop - group.start
