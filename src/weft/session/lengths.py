@@ -13,49 +13,12 @@ those are the cheapest: costs rise, and fall again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+
+from weft.session.cut import Group
 
 PARTS = 16
 """Lengths are rounded up to a multiple of a power of two, so that there are at most so many: each new shape costs."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Where the tokens of a step's rows are.
-
-    Args:
-        mask: The argument, or the entry of a dict among the arguments, that is not 0 where a row has a token; or a
-            function of the step's arguments that gives such a tensor.
-        trimmed: The dims of each tensor among the arguments, by its path, that are positions of tokens; ``None`` until
-            the cut was compared with the whole batch.
-        sides: If padding in front of the tokens is cut off, and if that behind them: as in the comparison, since a
-            model that takes positions from the start of a row bears the one and not the other.
-    """
-
-    mask: str | Callable[..., Any]
-    trimmed: Mapping[str, Sequence[int]] | None = None
-    sides: tuple[bool, bool] = (True, True)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The rows of a microbatch, and the positions in them that it has: those from ``start`` to ``stop`` of ``length``.
-
-    >>> Group((3, 0), 0, 5, 8).cost
-    10
-    """
-
-    rows: tuple[int, ...]
-    start: int
-    stop: int
-    length: int
-
-    @property
-    def cost(self) -> int:
-        """The number of positions to compute."""
-        return len(self.rows) * (self.stop - self.start)
 
 
 def group(rows: Sequence[int], spans: Sequence[tuple[int, int]], length: int, multiple: int = 1) -> Group:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from weft.session.lengths import Group
+from weft.session.cut import Group
 from weft.session.not_a_tensor import NotATensor, NoTensorError
 from weft.torch.tensors.mini_batch import padded
 from weft.torch.tensors.pytree import CONTAINERS, items_of, rebuilt

@@ -16,8 +16,7 @@ import torch
 from weft.errors import SplitError, UsageError
 from weft.runtime.microbatch import Visits
 from weft.schedule.order import Order
-from weft.session.cut import Cut, Joined
-from weft.session.lengths import Tokens
+from weft.session.cut import Cut, Joined, Tokens
 from weft.session.recording import record_forward, record_preparation, record_step
 from weft.session.watching import show_opening
 from weft.torch import watching

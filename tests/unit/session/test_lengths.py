@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.session.lengths import PARTS, Group, group, group_by_length
+from weft.session.cut import Group
+from weft.session.lengths import PARTS, group, group_by_length
 
 LENGTH = 200
 SPANS = st.lists(

@@ -14,7 +14,7 @@ NAMES = (Path(__file__).parents[2] / "data" / "version-1" / "names.txt").read_te
 """What version 1 offered in `weft.torch`."""
 LATER = (
     "checkpoints", "notebook_run", "on_finding", "set_activation_checkpointing", "set_tensor_parallelism",
-    "tensor_parallelism",
+    "stream_weights", "tensor_parallelism",
 )  # fmt: skip
 """What has come since."""
 PRINTED = {

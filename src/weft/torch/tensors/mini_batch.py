@@ -31,10 +31,8 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import SplitError, UsageError, warn
-from weft.session.cut import Cut, Joined, argument_names, find_different, find_unknown
-from weft.session.lengths import Group
+from weft.session.cut import Cut, Group, Joined, argument_names, find_different, find_unknown
 from weft.torch.tensors.pytree import CONTAINERS, map_nodes, nodes_with_paths
-from weft.torch.tensors.tokens import group_rows, trimmed_dims
 
 Piece = Sequence[tuple[int, int]] | Group
 """First and one past the last row of neighbours, for each block of a mini-batch; or a group of rows."""
@@ -227,6 +225,8 @@ def prepare(
     batch = MiniBatch(args, kwargs, names, cut, count, size, fault, notice=notice)
     if cut.tokens is None or size is None:
         return batch
+    from weft.torch.tensors.tokens import group_rows, trimmed_dims  # here: few steps are cut so
+
     groups = group_rows(cut.tokens, tensors, args, kwargs, count)
     return replace(batch, groups=groups, trimmed=trimmed_dims(cut.tokens, tensors, groups[0].length))
 

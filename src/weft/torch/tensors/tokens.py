@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
-from weft.session.lengths import Group, Tokens, group_by_length
+from weft.session.cut import Group, Tokens
+from weft.session.lengths import group_by_length
 
 Named = Sequence[tuple[str, Tensor]]
 

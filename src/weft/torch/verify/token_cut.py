@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from weft.errors import UsageError
-from weft.session.cut import argument_names
-from weft.session.lengths import Group, Tokens, group
+from weft.session.cut import Group, Tokens, argument_names
+from weft.session.lengths import group
 from weft.torch.replicas.sync_batch_norm import BatchNorm
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.session import Session

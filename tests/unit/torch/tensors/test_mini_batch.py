@@ -223,7 +223,7 @@ def test_tensors_of_different_sizes_make_one_microbatch_under_a_trainer():
         prepare(step, (given, 2.0), {}, Cut(), 2)
     batch = prepare(step, (given, 2.0), {}, Cut(adapts=True), 2)
     assert batch.microbatches == 1 and batch.weight(0) == 1.0 and batch.slice(0)[0] == (given, 2.0)
-    assert "batch['pairs'] [8, 3], batch['pair'] [4]), so the batch is one microbatch" in batch.told
+    assert "batch['pairs'] [8, 3], batch['pair'] [4]), so the batch is one microbatch" in batch.notice
 
 
 def test_tensors_on_another_device_are_named_with_what_to_write():
@@ -235,8 +235,8 @@ def test_tensors_on_another_device_are_named_with_what_to_write():
     batch = prepare(step, (None, [X, X]), {}, Cut(), 2)
     refuse_elsewhere(batch, torch.device("cuda:0"))
     error = RuntimeError("Expected all tensors to be on the same device, but got cuda:0 and cpu")
-    told = told_of_devices(error, batch, torch.device("cuda:0"))
-    assert told.startswith("x[0], x[1] are on the cpu, and this rank computes on cuda:0, where weft brings")
-    assert told.endswith('write x[1] = x[1].to("cuda") before the step')
+    notice = told_of_devices(error, batch, torch.device("cuda:0"))
+    assert notice.startswith("x[0], x[1] are on the cpu, and this rank computes on cuda:0, where weft brings")
+    assert notice.endswith('write x[1] = x[1].to("cuda") before the step')
     assert not told_of_devices(error, batch, torch.device("cpu"))
     assert not told_of_devices(RuntimeError("shapes differ"), batch, torch.device("cuda:0"))

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.padded import batch_of
 from weft.errors import UsageError
-from weft.session.cut import Cut
-from weft.session.lengths import Tokens
+from weft.session.cut import Cut, Tokens
 from weft.torch.tensors.mini_batch import MiniBatch, prepare
 from weft.torch.tensors.tokens import spans_of
 
