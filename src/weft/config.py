@@ -172,7 +172,8 @@ class Settings:
         "auto",
         Choice(("auto", "all_gather", "all_to_all")),
         "how ranks that share sequences compute attention. all_gather: queries of their own positions, keys and values "
-        "of all; all_to_all: heads of their own, where the degree divides heads and positions; auto: what sends less",
+        "of all; all_to_all: heads of their own, where the degree divides heads and positions; auto: all_to_all, "
+        "unless that sends much more",
     )
     sequence_parallel: bool = _setting(
         False,

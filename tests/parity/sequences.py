@@ -28,6 +28,7 @@ from tests.parity.zoo import CASES
 from tests.training import made_late, next_words, sgd, squares, start, step_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel import Sequences
+from weft.torch.context_parallel.all_to_all import FACTOR
 from weft.torch.context_parallel.apply import Region
 from weft.torch.session import current
 from weft.torch.tensor_parallel import axes_of, is_cut
@@ -537,7 +538,8 @@ def attention_takes_own_heads_or_own_positions() -> None:
     for (kind, attention, (length,)), by_heads in taken.items():
         keys = heads // 2 if kind == "two heads of keys" else heads
         fits = length % degree == 0 and keys % degree == 0
-        less = 2 * (heads + keys) <= 3 * degree * keys  # four tensors twice, two three times to all
+        # four tensors twice; two three times to all
+        less = 2 * (heads + keys) <= FACTOR * 3 * degree * keys
         assert by_heads == (fits and attention != "all_gather" and (attention == "all_to_all" or less)), kind
 
 
