@@ -1,4 +1,4 @@
-"""What a step takes whose rows differ in length, cut by tokens and cut into equal numbers of rows.
+"""A step whose rows differ in length, cut by tokens and cut into equal numbers of rows: its time.
 
 python -m benchmarks.lengths
 """

@@ -394,7 +394,7 @@ def a_token_sends_as_much_after_few_as_after_many(how: str) -> None:
 
 
 class Bag:
-    """What layers fill: the output of the last one, and those of all."""
+    """Layers fill it: the output of the last one, and those of all."""
 
     def __init__(self) -> None:
         self.last: Any = None

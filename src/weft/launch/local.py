@@ -56,7 +56,7 @@ FAILURE_GRACE_SECONDS = 1.5
 STOP_GRACE_SECONDS = 5.0
 DRAIN_SECONDS = 1.0
 STOPPED_OUTPUT_SECONDS = 1.0
-"""How long a launcher that was asked to end waits for the reader of its output."""
+"""Seconds for which a launcher that was asked to end waits for the reader of its output."""
 OUTPUT_LOST = os.EX_IOERR
 """The exit code of a job that ended well but could not write its output."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

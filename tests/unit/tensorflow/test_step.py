@@ -1,4 +1,4 @@
-"""What a step of TensorFlow is given."""
+"""Arguments of a step of TensorFlow."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from weft.launch.remote.wire import Message
 from weft.watch.heartbeat import Page
 
 SLOWLY_S = 5.0
-"""How often an agent gets the state of ranks on other hosts."""
+"""Seconds after which an agent gets the state of ranks on other hosts again."""
 _TICK_S = 0.1
 _FIELDS = {"agent": ("heeded", "saves"), "launcher": ("asked",)}
 

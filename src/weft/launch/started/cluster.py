@@ -27,7 +27,7 @@ _CONTROLLERS = {
 _TIMES_S = (5, 20)
 """How long a connection, and an answer, may take."""
 _WATCH_S = 240
-"""How long the server sends changes until it is asked again."""
+"""Seconds for which the server sends changes until it is asked again."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 

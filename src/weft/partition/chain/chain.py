@@ -18,7 +18,7 @@ from weft.partition.chain.links import Chain, Choice, make_links
 from weft.partition.chain.search import Search
 
 EFFORT = 20_000
-"""How many starts are compared to choose between equally balanced cuts; more than that are narrowed down first."""
+"""Starts that are compared to choose between equally balanced cuts; more than that are narrowed down first."""
 
 
 def split(

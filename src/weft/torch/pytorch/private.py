@@ -344,7 +344,7 @@ def number_of(node: Any) -> int:
 LEAF_NUMBER = 1 << 62
 """Nodes from this number on are those of leaves: they accumulate gradients."""
 numbers_nodes = _number is not None
-"""Whether :func:`number_of` shows when a node was made."""
+"""True if :func:`number_of` shows when a node was made."""
 
 
 def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:

@@ -110,7 +110,7 @@ _redistributing = [
 redistributes = _redistribute is not None and all(
     getattr(module, "redistribute_local_tensor", None) is not None for module in _redistributing
 )
-"""Whether :func:`redistribute_by` takes a function."""
+"""True if :func:`redistribute_by` takes a function."""
 
 
 def redistribute_by(other: Callable[[Callable[..., Tensor], Tensor, Any, Any], Tensor]) -> None:

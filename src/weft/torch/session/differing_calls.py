@@ -43,9 +43,9 @@ class CallCheck:
         self._ranks = ranks
         self._step = step
         self._sent: dict[int, int] = {}
-        """How many calls each microbatch had made when that was sent last."""
+        """Calls that each microbatch had made when that was sent last."""
         self._open: list[tuple[int, int, int, str]] = []
-        """What other ranks have sent and this one has yet to call: peer, microbatch, number of the call, its text."""
+        """Calls that other ranks have sent and this one has yet to make: peer, microbatch, number, text."""
         self._new: list[Sequence[Any]] = []
         """Calls that no step before has made."""
         self._ended: set[int] = set()

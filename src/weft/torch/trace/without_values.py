@@ -7,9 +7,10 @@ the types that autocast gives them, and a grouped product is as large as one mat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,13 @@ GROUPED = frozenset(
 
 COUNTS = frozenset({torch.bincount, Tensor.bincount})
 """With ``minlength`` their result is taken to be that long: as when experts count their rows."""
+
+
+OF_A_DEVICE: tuple[tuple[Any, str], ...] = (
+    (torch, "is_autocast_enabled"), (torch, "get_autocast_dtype"), (torch.amp, "is_autocast_available"),
+    (torch.autocast, "__init__"),
+)  # fmt: skip
+"""Functions of autocast that take the kind of a device, ``x.device.type`` in a model's code."""
 
 
 class AsWithValues(TorchFunctionMode):
@@ -113,8 +121,8 @@ def _attention(
 def on_meta(root: nn.Module) -> Iterator[None]:
     """Inside, all parameters and buffers of the model are on the meta device.
 
-    ``torch.jit.is_tracing()`` is True, for code that then reads no values.
-    Autocast for the device of such a tensor is that of a device with values.
+    ``torch.jit.is_tracing()`` is True, for code that then reads no values. Autocast for the device of such a tensor is
+    that of a device with values.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
     twins: dict[int, Any] = {}
@@ -130,17 +138,24 @@ def on_meta(root: nn.Module) -> Iterator[None]:
                         twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
                     twins[id(tensor)] = twin
                 table[name] = twins[id(tensor)]
-    asked, made = torch.jit.is_tracing, torch.autocast.__init__
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.jit, "is_tracing", lambda: True))
+        for owner, name in OF_A_DEVICE:
+            stack.enter_context(patch.object(owner, name, _for_values(getattr(owner, name))))
+        try:
+            yield
+        finally:
+            for table, name, tensor in kept:
+                table[name] = tensor
 
-    def autocast(context: Any, device_type: Any, *args: Any, **kwargs: Any) -> None:
-        made(context, _autocast_device() or "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
-    torch.jit.is_tracing = lambda: True
-    torch.autocast.__init__ = autocast  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.jit.is_tracing = asked
-        torch.autocast.__init__ = made  # type: ignore[method-assign]
-        for table, name, tensor in kept:
-            table[name] = tensor
+def _for_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of autocast for the kind of device on which the tensors would have values."""
+
+    def real(given: Any) -> Any:
+        return (_autocast_device() or "cpu") if given == "meta" else given
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(real, args), **{name: real(value) for name, value in kwargs.items()})
+
+    return answer

@@ -1,4 +1,4 @@
-"""What runs without values takes the types that it has with values."""
+"""A step without values takes the types that it has with values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ class Rotary(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device_type=x.device.type, enabled=False):
+        kind = x.device.type
+        with torch.autocast(device_type=kind, enabled=False):
             single = self.linear(x)
-        return single, self.linear(x)
+        assert torch.amp.is_autocast_available(kind)
+        lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        return single, self.linear(x).to(lower)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

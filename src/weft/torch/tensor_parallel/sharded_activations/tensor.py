@@ -39,7 +39,7 @@ _NO_MEMORY = UsageError(
 _WATCHED = frozenset((Tensor.register_hook, Tensor.retain_grad, Tensor.requires_grad_))
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
-"""What functions do with sharded activations among their arguments; see ``rules``, which fills it."""
+"""Rules of functions that are given sharded activations; ``rules`` fills it."""
 
 
 class Ranks(Protocol):
