@@ -139,7 +139,6 @@ def test_large_models_need_no_memory(
     assert answer["parts"][0]["states"] == pytest.approx(2 * one, rel=1e-3)
 
 
-@one_day_in(2)
 def test_ranks_that_share_weights_have_their_part(tmp_path: Path) -> None:
     job = run_ranks(4, SCRIPT, ["blocks"], env={**PATHS, "WEFT_SET": '{"tensor_parallel_degree": 2}'})
     job.check()

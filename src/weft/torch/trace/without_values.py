@@ -95,12 +95,13 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    """Fused attention, which keeps no scores; None where devices have none."""
+    """Fused attention, which keeps no scores; None where there is none, and for sharded tensors, which have rules."""
     alike = query.shape[-1] == value.shape[-1] and query.dtype == key.dtype == value.dtype
     learns = attn_mask is not None and attn_mask.requires_grad
     if (
         fused_attention is None
         or query.device.type != "meta"
+        or any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value))
         or query.dim() not in (3, 4)
         or not alike
         or learns
