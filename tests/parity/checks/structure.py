@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import weft.torch as weft
@@ -120,6 +121,63 @@ def weight_tied_to_a_piece_of_a_part() -> None:
     same_as_alone(seeded(models.TiedInPart), tokens(), own_loss)
     places = {"embed": 0, "head.transform": 1, "head.decoder": 0, **numbered("blocks", [0, 1, 1])}
     same_as_alone(seeded(models.TiedInPart), tokens(), own_loss, places=places)
+
+
+class Mixed(nn.Module):
+    """A linear and what its own code makes of a bank of vectors that all such layers have (VB-LoRA)."""
+
+    def __init__(self, bank: nn.Module) -> None:
+        super().__init__()
+        self.base, self.bank = nn.Linear(WIDTH, WIDTH), bank
+        self.scores = nn.Parameter(torch.randn(WIDTH, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, chosen = self.scores.topk(2)
+        added = (scores.softmax(-1).unsqueeze(-1) * self.bank.vectors[chosen]).sum(-2)
+        return torch.tanh(self.base(x) + x @ added)
+
+
+@check
+def a_bank_of_vectors_in_all_parts() -> None:
+    def make() -> nn.Module:
+        bank = nn.ParameterDict({"vectors": torch.randn(4, WIDTH) / 4})
+        return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), Mixed(bank)) for _ in range(4)))
+
+    same_as_alone(seeded(make), vectors())
+
+
+class Added(nn.Module):
+    """Adds to the weight of a linear by a parametrization for each call, as `target_parameters` of PEFT do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.added = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parametrize.register_parametrization(self.base, "weight", Plus(self.added))
+        try:
+            return torch.tanh(self.base(x))
+        finally:
+            weight = self.base.parametrizations.weight.original  # type: ignore[union-attr]
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+            self.base.weight = weight
+
+
+class Plus(nn.Module):
+    def __init__(self, added: Tensor) -> None:
+        super().__init__()
+        self.added = (added,)  # no parameter of this module
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.added[0]
+
+
+@check
+def weights_with_a_parametrization_for_a_call() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(*(Added() for _ in range(3)))
+
+    same_as_alone(seeded(make), vectors())
 
 
 @check

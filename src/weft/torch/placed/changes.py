@@ -84,9 +84,10 @@ class Outline:
         return self.has_its_parts() and self._find_forwards() == self._forwards
 
     def has_its_parts(self) -> bool:
-        """True if modules and parameters are those of that moment."""
+        """True if modules and parameters are those of that moment, in whatever order."""
         keys, values = self._find_parts()
-        return keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
+        same = keys == self._keys and len(values) == len(self._values) and all(map(is_, values, self._values))
+        return same or not any(self._changed_parts())
 
     def is_alike(self) -> bool:
         """True if hooks, kinds of parameters and rates of dropout are those of that moment."""
@@ -105,6 +106,15 @@ class Outline:
         return list(dict.fromkeys(self._differences()))
 
     def _differences(self) -> Iterator[str]:
+        yield from self._changed_parts()
+        before = self._forwards
+        for number, name in enumerate(self.names):
+            if self._find_forwards()[number] != before[number]:
+                yield f"the forward of {name or 'the model'} was replaced"
+        if self._find_forwards() != before:
+            yield "the forward of a class was replaced"
+
+    def _changed_parts(self) -> Iterator[str]:
         for name, module in self.names.items():
             known = self._known[name]
             now = dict(chain.from_iterable(table.items() for table in self._parts(vars(module))))
@@ -116,12 +126,6 @@ class Outline:
                     yield f"{path} was added"
                 elif known[key] is not now[key]:
                     yield f"{path} was replaced"
-        before = self._forwards
-        for number, name in enumerate(self.names):
-            if self._find_forwards()[number] != before[number]:
-                yield f"the forward of {name or 'the model'} was replaced"
-        if self._find_forwards() != before:
-            yield "the forward of a class was replaced"
 
     def list_altered(self) -> list[str]:
         """In words, the changes of what :meth:`is_alike` compares."""

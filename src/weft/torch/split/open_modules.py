@@ -223,23 +223,28 @@ def _where(tree: Tree, piece: Piece, where: dict[str, int]) -> int:
 
 
 def _close(tree: Tree, opened: set[str], pieces: list[Piece], partitions: list[int]) -> set[str]:
-    """Without the modules whose units lie on one partition all the same, and that own no parameters elsewhere."""
+    """Without the modules whose units lie on one partition all the same, and that have no parameters elsewhere."""
     where = {piece.name: at for piece, at in zip(pieces, partitions, strict=True)}
     still = set(opened)
     for name in sorted(opened, key=lambda n: -n.count(".")):
         inside = {where[part.name] for part in tree.subtree(name) if part.name in where}
-        if not tree.must_open(name) and len(inside) <= 1 and _glue_agrees(tree, name, pieces, where, inside):
+        if (
+            not tree.must_open(name)
+            and len(inside) <= 1
+            and _has_its_parameters(tree, name, pieces, where, inside)
+        ):
             still.discard(name)
     return still
 
 
-def _glue_agrees(tree: Tree, name: str, pieces: list[Piece], where: dict[str, int], inside: set[int]) -> bool:
-    """True if the parameters that an opened module owns itself lie where its units lie."""
-    for parameter, piece in tree.glue_parameters(pieces):
-        full = tree.parameter_names[id(parameter)]
-        if full.startswith(f"{name}.") and (not inside or where[piece.name] not in inside):
-            return False
-    return bool(inside)
+def _has_its_parameters(
+    tree: Tree, name: str, pieces: list[Piece], where: dict[str, int], inside: set[int]
+) -> bool:
+    """True if the parameters of an opened module, its own and those that others have too, lie where its units lie."""
+    own = {id(parameter) for parameter in tree.records[name].module.parameters()}
+    return bool(inside) and all(
+        where[piece.name] in inside for piece in pieces if not own.isdisjoint(piece.parameters)
+    )
 
 
 def piece_costs(pieces: list[Piece], settings: Settings) -> list[float]:

@@ -51,8 +51,8 @@ BY_FUNCTION = (
     "partition as a whole. If the function gets these modules as arguments, only they have to lie together"
 )
 BY_SWAPPING = (
-    "calls {} with other parameters (torch.func.functional_call), so it stays on one partition as a whole. To split "
-    "it, keep that call in a smaller module"
+    "calls {} with other parameters (torch.func.functional_call, a parametrization), so it stays on one partition as a "
+    "whole. To split it, keep that call in a smaller module"
 )
 
 
@@ -148,6 +148,7 @@ class Tracer:
     def _interceptor(self, record: Record, inner: Callable[..., Any]) -> Callable[..., Any]:
         if compiles(record.module):
             inner = without_modes(inner)
+        kind = type(record.module)  # a parametrization makes it another one
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.going_back:
@@ -163,7 +164,8 @@ class Tracer:
                     function.called.add(record.name)
                 else:
                     self.whole[function.caller.name] = BY_FUNCTION.format(function.name)
-            swapped = self.watching and not self.swapped and has_other_parameters(record.module, self.own)
+            swapped = self.watching and not self.swapped
+            swapped &= type(record.module) is not kind or has_other_parameters(record.module, self.own)
             if swapped:
                 self._note_swapped(record)
             self.stack.append(record)
