@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from weft.checkpoint.names import check_path
-from weft.checkpoint.stop import GO_ON, Stop
+from weft.checkpoint.stop import GO_ON, Stops
 from weft.errors import UsageError
 from weft.launch.environ import TRIAL
 from weft.untrusted import shown
@@ -34,11 +34,13 @@ class Place(Protocol):
         step: How many steps have begun.
         epoch: How many epochs are over.
         batch: How many batches of this epoch were drawn.
+        moved: Whether it has come from elsewhere since the batches were opened.
     """
 
     step: int
     epoch: int
     batch: int
+    moved: bool
 
     def begin(self) -> None:
         """The loop begins."""
@@ -81,7 +83,7 @@ class Loop(ABC):
         return self._position.epoch
 
     @abstractmethod
-    def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
+    def _resume(self) -> tuple[Place, Stops, Callable[[int], object]]:
         """Take back the newest whole save, if there are saves: where the loop is then, what asks it to end, and what is
         called with each step."""
 
@@ -147,6 +149,10 @@ class Loop(ABC):
                 self._end_step()
                 if self.step == steps:
                     return
+                if position.moved:
+                    break
+            if position.moved:
+                continue
             if not position.batch:
                 raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
             position.end_epoch()

@@ -15,8 +15,10 @@ from torch import Generator
 from weft.checkpoint.agree import ask_first
 from weft.checkpoint.find import saves
 from weft.checkpoint.loop import RUN, Loop, Place
-from weft.checkpoint.stop import Stop
+from weft.checkpoint.stop import Stop, StopTogether
 from weft.errors import UsageError
+from weft.torch.checkpoint import named_state
+from weft.torch.checkpoint.hand_over import HandOver
 from weft.torch.checkpoint.resume import only_model, resume_from_checkpoint
 from weft.torch.checkpoint.save import finish_checkpoint, save_checkpoint
 from weft.torch.model import DistributedModel
@@ -35,11 +37,13 @@ class Position:
         step: How many steps have begun.
         epoch: How many epochs are over.
         batch: How many batches of this epoch were drawn.
+        moved: Whether it has come from elsewhere since an epoch was opened.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self.step = self.epoch = self.batch = 0
+        self.moved = False
         self._random: Any = None
         self._generators: list[Any] = []
         self._now: Any = None
@@ -53,6 +57,7 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step, self.epoch, self.batch = (int(state[name]) for name in ("step", "epoch", "batch"))
         self._random, self._generators = state["random"], list(state["generators"])
+        self.moved = True
 
     def resume(self) -> None:
         """Keep the random states that came back, for the loop: the script may draw before it."""
@@ -66,6 +71,7 @@ class Position:
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of the present epoch that were not drawn yet."""
+        self.moved = False
         for sampler in _samplers(loader):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
@@ -173,15 +179,22 @@ class Run(Loop):
         position = Position(session.streams)
         self._also = {**self._also, RUN: position}
         ranks = AllRanks(session, "weft.checkpoints()")
-        if ask_first(ranks, lambda: bool(saves(self._path))):
+        rejoin = session.rejoin
+        if rejoin is not None:
+            optimizers = named_state.list_of(self._optimizer)
+            rejoin.keep(HandOver(session, self._model, optimizers, self._also))
+        if not (rejoin and rejoin.joins) and ask_first(ranks, lambda: bool(saves(self._path))):
             resume_from_checkpoint(
                 self._path, model=self._model, optimizer=self._optimizer, also=self._also,
                 allow_pickle=self._allow_pickle,
             )  # fmt: skip
             position.resume()
-        return position, Stop(session, AllRanks(session, "the end of a step")), session.monitor.reach
+        stop = Stop(session, AllRanks(session, "the end of a step"))
+        return position, stop if rejoin is None else StopTogether(stop, rejoin), session.monitor.reach
 
     def _write(self, tag: str) -> None:
+        if (rejoin := current.session().rejoin) is not None and not rejoin.saves:
+            return
         save_checkpoint(
             self._path, tag, model=self._model, optimizer=self._optimizer,
             user_content={"step": self.step}, num_kept_partial_checkpoints=self._keep,
