@@ -141,8 +141,9 @@ class Settings:
     min_replicas: int = _setting(
         0,
         Whole(0),
-        "with so many replicas left the job goes on when a rank is lost, whose replica is started again and joins (with "
-        "PyTorch, on CPUs of one machine); 0: a lost rank ends the job, see docs/data-parallel.md#replicas-that-are-lost",
+        "with so many replicas left the job goes on without one that is lost, which is started again and joins (with "
+        "PyTorch, on CPUs of one machine), see docs/data-parallel.md#replicas-that-are-lost; 0: a lost rank ends the "
+        "job",
     )
     offload_activations: bool = _setting(
         False,

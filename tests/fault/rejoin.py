@@ -73,7 +73,9 @@ def check(folder: Path, layout: str) -> tuple[float, int]:
     for rank, mine in written.items():
         for row in mine:
             first = counted.setdefault(row["step"], row["counted"])
-            assert first == row["counted"], f"rank {rank} in step {row['step']}: {row['counted']}, not {first}"
+            assert first == row["counted"], (
+                f"rank {rank} in step {row['step']}: {row['counted']}, not {first}"
+            )
     assert sorted(counted) == list(range(1, len(counted) + 1)), "a step is missing"
     expected = _one_process(counted, replicas)
     worst = 0.0
@@ -190,7 +192,11 @@ class Campaign:
             except (OSError, UnicodeDecodeError):
                 continue
             environ = dict(each.split("=", 1) for each in text.split("\0") if "=" in each)
-            if environ.get("REJOIN_MARK") == self.mark and VARIABLE in environ and "WEFT_SHARED_FD" in environ:
+            if (
+                environ.get("REJOIN_MARK") == self.mark
+                and VARIABLE in environ
+                and "WEFT_SHARED_FD" in environ
+            ):
                 found[int(name)] = int(environ[VARIABLE].split(":")[2])
         return found
 
@@ -256,12 +262,15 @@ def _tell(folder: Path, killed_s: Sequence[tuple[float, bool]]) -> None:
     members = [each for each, (_, there) in zip(lost, killed_s, strict=True) if there]
     print(
         f"a step takes {usual * 1e3:.0f} ms; a kill of a replica that was there ({len(members)}) cost the others "
-        f"{statistics.median(members or [0]) * 1e3:.0f} ms in the middle, {max(members, default=0) * 1e3:.0f} ms at most"
+        f"{statistics.median(members or [0]) * 1e3:.0f} ms in the middle, "
+        f"{max(members, default=0) * 1e3:.0f} ms at most"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kills", nargs="?", type=int, default=10)
     parser.add_argument("--layout", choices=LAYOUTS, default="1x2")
     parser.add_argument("--seed", default=str(time.time_ns()))

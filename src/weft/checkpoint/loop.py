@@ -34,13 +34,11 @@ class Place(Protocol):
         step: How many steps have begun.
         epoch: How many epochs are over.
         batch: How many batches of this epoch were drawn.
-        moved: Whether it has come from elsewhere since the batches were opened.
     """
 
     step: int
     epoch: int
     batch: int
-    moved: bool
 
     def begin(self) -> None:
         """The loop begins."""
@@ -145,17 +143,17 @@ class Loop(ABC):
             for batch in position.open(loader):
                 self._begin_step()
                 position.batch += 1
+                number = self.step
                 yield batch
                 self._end_step()
                 if self.step == steps:
                     return
-                if position.moved:
+                if self.step != number:  # this replica has joined others, which are elsewhere
                     break
-            if position.moved:
-                continue
-            if not position.batch:
-                raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
-            position.end_epoch()
+            else:
+                if not position.batch:
+                    raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
+                position.end_epoch()
 
     def _check_entered(self, name: str) -> None:
         if not self._entered:

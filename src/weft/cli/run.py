@@ -254,8 +254,8 @@ def _check_replicas(options: argparse.Namespace, settings: config.Settings) -> N
         raise LaunchError("min_replicas needs Linux on x86-64, where replicas share memory: leave it out")
     if not least < count:
         raise LaunchError(
-            f"min_replicas is {least}, and {options.ranks} ranks make {count} replica{'s' * (count > 1)}: write a number "
-            f"below that, or start more ranks"
+            f"min_replicas is {least}, and {options.ranks} ranks make {count} replica{'s' * (count > 1)}: write a "
+            "smaller number, or start more ranks"
         )
 
 

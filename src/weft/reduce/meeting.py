@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -127,7 +128,8 @@ class Meeting:
     # --- one step ---------------------------------------------------------------------------------------------
 
     def _complete(self, payload: Payload, number: int, counts: bool, asked: bool = False) -> Outcome:
-        outcome, results = None, None
+        outcome: Outcome | None = None
+        results: list[Tensor] = []
         while True:
             try:
                 if self._table.generation != (self.generation or None) and self._form(outcome):
@@ -135,11 +137,11 @@ class Meeting:
                 outcome = None
                 outcome, results = self._exchange(payload, number, counts, asked)
                 self._put(Word.ARRIVED, outcome.phase)
-                self._wait(lambda: self._is_complete(outcome))
+                self._wait(partial(self._is_complete, outcome))
                 break
             except _Changed:
                 continue
-        assert outcome is not None and results is not None
+        assert outcome is not None
         for target, value in zip((*payload.averaged, *payload.first), results, strict=True):
             target.copy_(value)
         phases = [self._table.get(*rank, Word.ASKED) for rank in self._ranks(outcome.members)]
@@ -153,7 +155,8 @@ class Meeting:
         generation, number = outcome.phase >> 32, outcome.phase & _NUMBER
         arrived = (self._table.get(*rank, Word.ARRIVED) for rank in self._ranks(outcome.members))
         return all(
-            each & _NUMBER > number or (each >> 32, each & _NUMBER) == (generation, number) for each in arrived
+            each & _NUMBER > number or (each >> 32, each & _NUMBER) == (generation, number)
+            for each in arrived
         )
 
     def _form(self, outcome: Outcome | None) -> bool:
@@ -163,7 +166,7 @@ class Meeting:
             generation, members, ended = self._table.members()
             if self._members.keys() & ended:
                 raise DivergenceError(
-                    f"the replica {_listed(sorted(ended))} has come to the end of its script, and this one is in another "
+                    f"replica {_listed(sorted(ended))} has come to the end of its script, and this one is in another "
                     "step: give all replicas the same number of steps"
                 )
             if members.get(self.replica) == self._start:
@@ -228,8 +231,8 @@ class Meeting:
             mine = [each for each, number in numbers.items() if number == self._get(word)]
             others = [each for each in numbers if each not in mine]
             raise DivergenceError(
-                f"the replicas {_listed(mine)} and {_listed(others)} {what}: they build and change the same model "
-                "and optimizer, in the same steps"
+                f"the replicas {_listed(mine)} and {_listed(others)} {what}: build and change the same model and "
+                "optimizer on all replicas, in the same steps"
             )
 
     # --- the state of those that join -------------------------------------------------------------------------

@@ -81,9 +81,7 @@ class Table:
         words = _HEAD_WORDS + _RING * replicas + replicas * positions * _SLOT_WORDS
         memory = os.memfd_create("weft-replicas", os.MFD_CLOEXEC)
         os.ftruncate(memory, words * 8)
-        files = [
-            os.memfd_create("weft-replica", os.MFD_CLOEXEC) for _ in range(replicas * positions + 1)
-        ]
+        files = [os.memfd_create("weft-replica", os.MFD_CLOEXEC) for _ in range(replicas * positions + 1)]
         table = cls(memory, files)
         table._words[REPLICAS], table._words[POSITIONS] = replicas, positions
         return table
@@ -152,6 +150,13 @@ class Table:
     def all_have(self, replica: int, word: Word, value: int) -> bool:
         """True if all ranks of a replica have this value."""
         return all(self.get(replica, position, word) == value for position in range(self.positions))
+
+    def level(self, replica: int) -> int:
+        """How far a replica is: the first of its ranks' last phases or generations."""
+        return min(
+            max(self.get(replica, position, Word.AT) << 32, self.get(replica, position, Word.POSTED))
+            for position in range(self.positions)
+        )
 
     def file(self, replica: int, position: int) -> int:
         """The file descriptor of a rank's data."""

@@ -131,7 +131,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
 
 
 def _check_replicas(settings: Settings, world_size: int) -> None:
-    """Refuse ``min_replicas`` where no launcher keeps replicas apart, or takes other ranks for one than the settings."""
+    """Refuse ``min_replicas`` where no launcher keeps replicas apart, or where it takes other ranks for a replica."""
     if not settings.min_replicas:
         return
     if REPLICA not in os.environ:
@@ -141,11 +141,13 @@ def _check_replicas(settings: Settings, world_size: int) -> None:
         )
     if world_size != settings.partitions:
         raise ConfigError(
-            f"partitions is {settings.partitions}, but weft run has taken {world_size} for the ranks of a replica: with "
-            f"min_replicas give it to weft run as well, --partitions {settings.partitions}"
+            f"partitions is {settings.partitions}, but weft run has taken {world_size} for the ranks of a replica: "
+            f"with min_replicas give it to weft run as well, --partitions {settings.partitions}"
         )
     if torch.cuda.is_available():
-        raise ConfigError('min_replicas is for CPUs: hide the GPUs, weft run --device cpu, or write "min_replicas": 0')
+        raise ConfigError(
+            'min_replicas is for CPUs: hide the GPUs, weft run --device cpu, or write "min_replicas": 0'
+        )
 
 
 def _process(session: Session) -> Process:

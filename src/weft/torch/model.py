@@ -189,7 +189,9 @@ class DistributedModel(nn.Module):
             )
         if share() is None and torch.is_grad_enabled() and not session.tracing:
             if self.training:
-                session.need_all_replicas("a call of the model outside of a weft.step, whose gradients are averaged,")
+                session.need_all_replicas(
+                    "a call of the model outside of a weft.step, whose gradients are averaged,"
+                )
             if self.reducer is not None:
                 changes.look(session)
         if session.device.type != "cpu":

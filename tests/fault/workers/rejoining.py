@@ -95,8 +95,12 @@ def main(folder: Path, steps: int, faults: list[list[Any]], sleep_s: float) -> N
             weft.clip_grad_norm_(model, 1.0)
             optimizer.step()
             scheduler.step()
-            weights = {name.removeprefix("module."): print_of(p) for name, p in model.local_named_parameters()}
-            buffers = {name.removeprefix("module."): print_of(b.double()) for name, b in model.local_named_buffers()}
+            weights = {
+                name.removeprefix("module."): print_of(p) for name, p in model.local_named_parameters()
+            }
+            buffers = {
+                name.removeprefix("module."): print_of(b.double()) for name, b in model.local_named_buffers()
+            }
             row = {
                 "began": began, "step": run.step, "loss": loss.item(), "x": x.sum().item(),
                 "counted": current.session().rejoin.counted, "prints": weights | buffers, "time": time.monotonic(),

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import NoReturn
 
+from weft.launch.guard import end_marked
 from weft.launch.journal.journal import Nowhere
 from weft.launch.local import GO_ON, SAVING, Launcher, heeded
 from weft.launch.root_cause import exit_code, signal_name
@@ -34,10 +35,13 @@ _FIRST_S, _LONGEST_S = 1.0, 60.0
 
 @dataclass
 class _Running:
-    """A replica that runs: its launcher's process, and the pipe that says how it has failed."""
+    """A replica that runs: its launcher's process, the pipe that says how it has failed, where its ranks find the
+    others, and since when it runs."""
 
     pid: int
     reading: int
+    address: str
+    began_s: float
 
 
 class Replicas:
@@ -62,6 +66,10 @@ class Replicas:
         self._joined: set[int] = set()
         self._ended: set[int] = set()
         self._restarts = 0
+        self._begun = False
+        """Whether replicas have a state."""
+        self._levels: dict[int, tuple[int, int, float]] = {}
+        """For each replica its start, how far it is, and when it last got further or nobody waited for it."""
         self._heard: list[int] = []
         self._code: int | None = None
         self._saved = False
@@ -109,7 +117,9 @@ class Replicas:
     def _forward(self, number: int, again: bool) -> None:
         self._due_s.clear()
         saves = number in SAVING and not again
-        what = "the job saves after a step and ends; a second signal ends it at once" if saves else "ending all replicas"
+        what = "ending all replicas"
+        if saves:
+            what = "the job saves after a step and ends; a second signal ends it at once"
         _say(f"{signal_name(number)}: {what}")
         for each in self._running.values():
             os.kill(each.pid, number)
@@ -128,7 +138,7 @@ class Replicas:
             os.close(reading)
             _run(self._job, replica, address, writing, launcher)
         os.close(writing)
-        self._running[replica] = _Running(pid, reading)
+        self._running[replica] = _Running(pid, reading, address, time.monotonic())
 
     def _look(self) -> None:
         """Notices replicas that have ended, starts those that are due, and takes in those that wait."""
@@ -139,26 +149,58 @@ class Replicas:
                     said = pipe.read()
                 del self._running[replica]
                 code = os.waitstatus_to_exitcode(status)
-                self._end(replica, exit_code(code) if code else 0, Failed(**json.loads(said)) if said else None)
+                if code < 0:  # it could not see to the end of its ranks: none may write any more
+                    end_marked(each.address, VARIABLE)
+                self._end(
+                    replica, exit_code(code) if code else 0, Failed(**json.loads(said)) if said else None
+                )
         if self._code is not None or self._heard:
             return
         now_s = time.monotonic()
         for replica in [each for each, due_s in self._due_s.items() if due_s <= now_s]:
             del self._due_s[replica]
             self._start(replica)
+        self._note_joined()
+        self._take_in()
+        self._end_late(now_s)
+
+    def _note_joined(self) -> None:
         for replica, start in self._members.items():
             if replica not in self._joined and self._table.all_have(replica, Word.JOINED, start):
                 self._joined.add(replica)
                 self._vain[replica] = 0
                 if start > 1:
                     _say(f"replica {replica} has joined: {len(self._joined)} of {self._count}")
-        self._take_in()
+
+    def _end_late(self, now_s: float) -> None:
+        """End a replica for which the others have waited as long as they may."""
+        if self._table.generation:
+            levels = {each: self._table.level(each) for each in self._members}
+        else:
+            levels = {each: int(self._is_ready(each)) for each in self._running}
+        for replica, level in levels.items():
+            start = self._starts[replica]
+            if self._levels.get(replica, (0, 0, 0.0))[:2] != (start, level) or level == max(levels.values()):
+                self._levels[replica] = start, level, now_s
+        limits = self._job.limits
+        limit_s = limits.stall if self._table.generation else limits.start
+        late = [each for each in levels if now_s - self._levels[each][2] > limit_s]
+        for replica in late:
+            self._levels[replica] = self._starts[replica], levels[replica], now_s
+            what = "the end of a step" if self._table.generation else "its first step"
+            _say(f"replica {replica} has not come to {what} in {format_seconds(limit_s)}, and others wait for it")
+            with suppress(ProcessLookupError):
+                os.kill(self._running[replica].pid, signal.SIGKILL)  # its guard ends its ranks
+
+    def _is_ready(self, replica: int) -> bool:
+        """True if all its ranks wait for the others."""
+        return self._table.all_have(replica, Word.READY, self._starts[replica])
 
     def _take_in(self) -> None:
         ready = {
             each: self._starts[each]
             for each in self._running
-            if each not in self._members and self._table.all_have(each, Word.READY, self._starts[each])
+            if each not in self._members and self._is_ready(each)
         }
         if not self._table.generation:
             if ready and len(ready) == len(self._running) and not self._due_s:
@@ -175,7 +217,9 @@ class Replicas:
 
     def _end(self, replica: int, code: int, failed: Failed | None) -> None:
         """A replica has ended, all its ranks are gone."""
+        self._note_joined()
         was_member, had_state = replica in self._members, replica in self._joined
+        self._begun |= bool(self._joined)
         if code == 0:
             self._ended.add(replica)
         left = {each: start for each, start in self._members.items() if each != replica}
@@ -186,8 +230,8 @@ class Replicas:
         if self._code is not None or self._heard:
             return
         if code == 0:
-            if not left:
-                self._stop(0)  # those that have not joined have nobody to join
+            if not self._joined:
+                self._stop(0)  # the others have not joined, and nobody is left to give them the state
             return
         if code == GO_ON:
             return
@@ -195,19 +239,19 @@ class Replicas:
             if had_state:
                 self._fail(code, failed)
             return
-        started = self._table.generation > 0
-        least = self._job.least_replicas
-        if not started and failed is not None and failed.said:
+        least, there = self._job.least_replicas, len(self._joined if self._begun else left)
+        if not self._table.generation and failed is not None and failed.said:
             self._fail(code, failed)
-        elif started and len(self._joined) < least:
-            _say(f"{len(self._joined)} of {self._count} replicas are left, fewer than min_replicas {least}")
+        elif self._table.generation and there < least:
+            _say(f"{there} of {self._count} replicas are left, fewer than min_replicas {least}")
             self._fail(code, failed)
         else:
             self._lose(replica, code, failed)
 
     def _lose(self, replica: int, code: int, failed: Failed | None) -> None:
         """The others go on; the lost one is started again, if it may be."""
-        others = f"replica {replica} is lost, {len(self._joined)} of {self._count} go on"
+        left = len(self._joined) if self._begun else len(self._running)
+        others = f"replica {replica} is lost, {left} of {self._count} go on"
         if self._restarts >= self._job.replica_restarts:
             _say(f"{others}; all {self._restarts} restarts are used up")
             if not self._table.generation and len(self._running) < self._job.least_replicas:
@@ -215,7 +259,9 @@ class Replicas:
             return
         self._restarts += 1
         self._vain[replica] += 1
-        seconds = 0.0 if self._vain[replica] == 1 else min(_LONGEST_S, _FIRST_S * 2.0 ** (self._vain[replica] - 2))
+        seconds = (
+            0.0 if self._vain[replica] == 1 else min(_LONGEST_S, _FIRST_S * 2.0 ** (self._vain[replica] - 2))
+        )
         when = f" in {format_seconds(seconds)}" if seconds else ""
         _say(f"{others}; it is started again{when} ({self._restarts} of {self._job.replica_restarts})")
         self._due_s[replica] = time.monotonic() + seconds
@@ -240,7 +286,11 @@ def _run(job: Job, replica: int, address: str, writing: int, launcher: int) -> N
         die_with_parent(launcher)
         for number in heeded():
             signal.signal(number, signal.SIG_DFL)
-        environ = {"OMP_NUM_THREADS": str(max(1, usable_cores() // job.ranks)), **job.environ, VARIABLE: address}
+        environ = {
+            "OMP_NUM_THREADS": str(max(1, usable_cores() // job.ranks)),
+            **job.environ,
+            VARIABLE: address,
+        }
         if replica:
             environ[progress.VARIABLE] = "off"
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -42,11 +42,13 @@ class HandOver:
         encoder = saved_values.encoder(states, "states")
         values = {
             "optimizers": [
-                encoder.encode(named_state.own_state(each), "the optimizer's state") for each in self._optimizers
+                encoder.encode(named_state.own_state(each), "the optimizer's state")
+                for each in self._optimizers
             ],
             "extra": encoder.encode(named_state.named_state(self._model.module)[2], "the extra states"),
             "also": {
-                name: encoder.encode(value.state_dict(), f"also[{name!r}]") for name, value in self._also.items()
+                name: encoder.encode(value.state_dict(), f"also[{name!r}]")
+                for name, value in self._also.items()
             },
         }
         kept = [stage(each, copy=False) for each in (tensors, states)]

@@ -15,7 +15,7 @@ from torch import Generator
 from weft.checkpoint.agree import ask_first
 from weft.checkpoint.find import saves
 from weft.checkpoint.loop import RUN, Loop, Place
-from weft.checkpoint.stop import Stop, StopTogether
+from weft.checkpoint.stop import Stop, Stops, StopTogether
 from weft.errors import UsageError
 from weft.torch.checkpoint import named_state
 from weft.torch.checkpoint.hand_over import HandOver
@@ -37,13 +37,11 @@ class Position:
         step: How many steps have begun.
         epoch: How many epochs are over.
         batch: How many batches of this epoch were drawn.
-        moved: Whether it has come from elsewhere since an epoch was opened.
     """
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self.step = self.epoch = self.batch = 0
-        self.moved = False
         self._random: Any = None
         self._generators: list[Any] = []
         self._now: Any = None
@@ -57,7 +55,6 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.step, self.epoch, self.batch = (int(state[name]) for name in ("step", "epoch", "batch"))
         self._random, self._generators = state["random"], list(state["generators"])
-        self.moved = True
 
     def resume(self) -> None:
         """Keep the random states that came back, for the loop: the script may draw before it."""
@@ -71,7 +68,6 @@ class Position:
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of the present epoch that were not drawn yet."""
-        self.moved = False
         for sampler in _samplers(loader):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(self.epoch)
@@ -166,7 +162,7 @@ class Run(Loop):
         self._model, self._optimizer = model, optimizer
         self._also, self._allow_pickle, self._asynchronous = also, allow_pickle, asynchronous
 
-    def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
+    def _resume(self) -> tuple[Place, Stops, Callable[[int], object]]:
         session = current.session()
         self._model = only_model(session, self._model)
         if self._model is None:

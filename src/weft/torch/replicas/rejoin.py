@@ -17,6 +17,8 @@ from weft.reduce.members import Table
 from weft.session.recording import record
 from weft.torch.session.session import Session
 
+OTHERS = "the other replicas"
+
 
 class State(Protocol):
     """What a replica that joins gets from another one, beside averages."""
@@ -51,7 +53,7 @@ class Rejoin:
         self._state: State | None = None
         self._table = table
         self._meeting = Meeting(
-            table, self.replica, start, session.rank, lambda: session.monitor.note("", session.steps)
+            table, self.replica, start, session.rank, lambda: session.monitor.note("collective", session.steps, None, OTHERS)
         )
 
     @property
@@ -80,7 +82,7 @@ class Rejoin:
         (model,) = session.models
         if not self._meeting.joins:
             tensors = [p for _, p in model.reduced_parameters()] + list(model.local_buffers())
-            with session.doing("the other replicas"):
+            with session.doing(OTHERS):
                 self._meeting.begin([tensor.detach() for tensor in tensors])
         self._begun = True
 
@@ -101,7 +103,7 @@ class Rejoin:
         present = torch.tensor([float(p.grad is not None) for p in parameters], dtype=torch.float64)
         buffers = [buffer.detach() for buffer in model.local_buffers()] if model.broadcasts_buffers else []
         payload = Payload([*grads, present], buffers, session.agreement.to_compare())
-        with session.doing("the other replicas"), record(session, "reduce"):
+        with session.doing(OTHERS), record(session, "reduce"):
             outcome = self._meeting.average(payload, bool(session.monitor.course.asked))
             assert self._state is not None
             joined = self._meeting.hand_over(outcome, payload, self._state.give, self._state.take)
@@ -114,4 +116,3 @@ class Rejoin:
             session.agreement.forget_loads()
         self.asked, self.saves, self.counted = outcome.asked, outcome.saver == self.replica, outcome.counted
         return True
-
