@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,15 @@ def ranks(layout: str) -> int:
 
 
 def rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """What ranks wrote down; the last line of one that was killed may be cut off."""
+    """What ranks wrote down of each step, the last time; the last line of one that was killed may be cut off."""
     found: dict[int, list[dict[str, Any]]] = {}
     for file in sorted(folder.glob("log-*.jsonl")):
-        mine = found[int(file.stem.partition("-")[2])] = []
+        mine: dict[int, dict[str, Any]] = {}
         for line in file.read_text().splitlines():
-            try:
-                mine.append(json.loads(line))
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                row = json.loads(line)
+                mine[row["step"]] = row
+        found[int(file.stem.partition("-")[2])] = [*mine.values()]
     return found
 
 
@@ -139,7 +140,7 @@ def _train(counted: Mapping[int, Sequence[int]], replicas: int) -> dict[int, _Ex
             sums[replica], losses[replica] = float(x.sum()), 0.0
             for part in x.chunk(rejoining.MICROBATCHES):
                 loss = (model(part) - part).square().mean() / rejoining.MICROBATCHES
-                losses[replica] += float(loss)
+                losses[replica] += loss.item()
                 if replica in counted[step]:
                     (loss / len(counted[step])).backward()
             if replica == min(counted[step]):
@@ -216,15 +217,19 @@ def run(kills: int, layout: str, seed: str, sleep_s: float) -> None:
             assert job.process.poll() is None, "".join(job.lines)
         print(f"{layout}: first step after {time.monotonic() - began:.1f} s", flush=True)
         killed_s: list[tuple[float, bool]] = []
+        again = True
         while len(killed_s) < kills:
             time.sleep(draw.uniform(0, 3))
             running = job.processes()
             there = [pid for pid, replica in running.items() if replica not in job.away]
             starting = [pid for pid, replica in running.items() if replica in job.away]
             may = there if len(job.away) < replicas - 1 else []
-            victims = may if may and (not starting or draw.random() < 0.7) else starting
+            victims = may or (starting if again else [])
+            if starting and may and again:
+                victims = draw.choice([may, starting])
             if not victims:
                 continue
+            again = victims is may  # a replica that is killed in its start waits longer each time
             pid, lost = draw.choice(sorted(victims)), len([line for line in job.lines if "is lost" in line])
             killed_s.append((time.monotonic(), pid in there))
             os.kill(pid, signal.SIGKILL)

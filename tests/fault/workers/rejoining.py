@@ -2,7 +2,8 @@
 
 rejoining.py FOLDER STEPS FAULTS SLEEP_S
 
-FAULTS is a list of [rank, start, moment, step]: that rank, started so often before, kills itself there. A moment is a
+FAULTS is a list of [rank, start, moment, step]: that rank, started so often before in the first attempt, kills itself
+there. A moment is a
 word of `weft.reduce.members`, as it is about to be written; "after" and a word, right after that; or "step".
 """
 
@@ -68,7 +69,7 @@ def arm(faults: list[list[Any]], start: int) -> None:
 def main(folder: Path, steps: int, faults: list[list[Any]], sleep_s: float) -> None:
     torch.set_default_dtype(torch.float64)
     weft.init(microbatches=MICROBATCHES)
-    start = int(os.environ[VARIABLE].split(":")[3])
+    start = int(os.environ[VARIABLE].split(":")[3]) + 1000 * int(os.environ["WEFT_ATTEMPT"])
     arm(faults, start)
     model = weft.DistributedModel(make_model())
     optimizer = weft.DistributedOptimizer(make_optimizer(model.parameters()))

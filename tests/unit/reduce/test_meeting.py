@@ -1,4 +1,4 @@
-"""Replicas meet at the end of steps while some are lost at any moment: all agree on each step, and nobody waits for ever.
+"""Replicas meet at the end of steps while some are lost at any moment: all agree on each step, and nobody hangs.
 
 Ranks are threads here. One that is struck stops before or after any word that it writes.
 """
@@ -27,7 +27,9 @@ class Struck(BaseException):
 class Rank(threading.Thread):
     """One rank of a replica. It counts down the words that it writes, and dies at none."""
 
-    def __init__(self, table: Table, replica: int, start: int, position: int, lives: int, mates: list[Rank]) -> None:
+    def __init__(
+        self, table: Table, replica: int, start: int, position: int, lives: int, mates: list[Rank]
+    ) -> None:
         super().__init__(daemon=True)
         self.table, self.place, self.lives, self.mates = table, (replica, start, position), lives, mates
         self.ended, self.error = False, None

@@ -188,7 +188,9 @@ class Replicas:
         for replica in late:
             self._levels[replica] = self._starts[replica], levels[replica], now_s
             what = "the end of a step" if self._table.generation else "its first step"
-            _say(f"replica {replica} has not come to {what} in {format_seconds(limit_s)}, and others wait for it")
+            _say(
+                f"replica {replica} has not come to {what} in {format_seconds(limit_s)}, and others wait for it"
+            )
             with suppress(ProcessLookupError):
                 os.kill(self._running[replica].pid, signal.SIGKILL)  # its guard ends its ranks
 

@@ -53,7 +53,11 @@ class Rejoin:
         self._state: State | None = None
         self._table = table
         self._meeting = Meeting(
-            table, self.replica, start, session.rank, lambda: session.monitor.note("collective", session.steps, None, OTHERS)
+            table,
+            self.replica,
+            start,
+            session.rank,
+            lambda: session.monitor.note("collective", session.steps, None, OTHERS),
         )
 
     @property
