@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stops(Protocol):
-    """Whether a job has to end."""
+    """A request to end the job."""
 
     def open(self) -> None:
         """From now on the ranks heed it."""
@@ -40,7 +40,7 @@ class Stops(Protocol):
 
 
 class Asked(Protocol):
-    """Whoever knows after each step whether the job was asked to end."""
+    """One that knows after each step whether the job was asked to end."""
 
     asked: bool
 

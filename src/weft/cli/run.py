@@ -260,7 +260,7 @@ def _check_replicas(options: argparse.Namespace, settings: config.Settings) -> N
 
 
 def _replicas(options: argparse.Namespace, settings: config.Settings) -> dict[str, int]:
-    """How a job keeps its replicas apart, if some may be lost."""
+    """The job's replicas, if some may be lost."""
     if not settings.min_replicas:
         return {}
     return {

@@ -164,7 +164,7 @@ class Meeting:
         naps = self._naps()
         while True:
             generation, members, ended = self._table.members()
-            if self._members.keys() & ended:
+            if self._members.keys() & ended and not self._is_complete(outcome):
                 raise DivergenceError(
                     f"replica {_listed(sorted(ended))} has come to the end of its script, and this one is in another "
                     "step: give all replicas the same number of steps"
@@ -238,17 +238,18 @@ class Meeting:
     # --- the state of those that join -------------------------------------------------------------------------
 
     def hand_over(
-        self, outcome: Outcome, payload: Payload, give: Callable[[], Sequence[memoryview]],
+        self, outcome: Outcome, payload: Payload, give: Callable[[Callable[[memoryview], None]], None],
         take: Callable[[bytearray], None],
     ) -> bool:  # fmt: skip
         """After a step with replicas that join: the first of the others gives them its state. True if this rank has it.
 
-        ``give`` makes the state's bytes. ``take`` puts them in place; all ranks of the replica have them then.
+        ``give`` calls what it is given with the parts of the state, one after the other. ``take`` puts the state in
+        place; all ranks of the replica have it then.
         """
         source, at = outcome.counted[0], _Layout(payload).size
         joining = [each for each in outcome.members if each not in outcome.counted]
         if joining and self.replica == source:
-            self._give(outcome, joining, at, give())
+            self._give(outcome, joining, at, give)
         if self.replica not in joining:
             return True
         content = self._read(outcome, source, at)
@@ -269,11 +270,20 @@ class Meeting:
         self.holds = True
         return True
 
-    def _give(self, outcome: Outcome, joining: Sequence[int], at: int, parts: Sequence[memoryview]) -> None:
+    def _give(
+        self, outcome: Outcome, joining: Sequence[int], at: int,
+        give: Callable[[Callable[[memoryview], None]], None],
+    ) -> None:  # fmt: skip
         file, here = self._table.file(self.replica, self._position), self._position
         end = at
-        for part in parts:
-            end += _write(file, part, end)
+
+        def write(part: memoryview) -> None:
+            nonlocal end
+            while part:
+                done = os.pwrite(file, part, end)
+                part, end = part[done:], end + done
+
+        give(write)
         self._put(Word.SIZE, end - at)
         self._put(Word.GIVEN, outcome.phase)
 
@@ -282,9 +292,10 @@ class Meeting:
             return any(each >= outcome.phase for each in words) or self._is_lost(outcome, replica)
 
         self._wait(lambda: all(map(done, joining)), changes=False)
+        os.ftruncate(file, at)  # the system gets the memory back
 
     def _read(self, outcome: Outcome, source: int, at: int) -> bytearray | None:
-        """What the source has shown; None if it was lost before."""
+        """The state that the source has shown; None if it was lost before."""
         here, lost = self._position, False
 
         def look() -> bool:
@@ -425,13 +436,6 @@ def _part(count: int, number: int, parts: int) -> tuple[int, int]:
 
 def _aligned(at: int) -> int:
     return -(-at // _ALIGNED) * _ALIGNED
-
-
-def _write(file: int, part: memoryview, at: int) -> int:
-    done = 0
-    while done < len(part):
-        done += os.pwrite(file, part[done:], at + done)
-    return done
 
 
 def _number(of: object) -> int:

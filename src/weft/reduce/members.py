@@ -87,7 +87,7 @@ class Table:
         return table
 
     def address(self, replica: int, start: int) -> str:
-        """What a rank of a replica needs to find the memory: the value of :data:`VARIABLE`.
+        """The value of :data:`VARIABLE`, by which a rank of a replica finds the memory.
 
         ``start``: how often the replica was started before.
         """
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def positions(self) -> int:
-        """How many ranks a replica has."""
+        """The number of ranks of a replica."""
         return self._words[POSITIONS]
 
     @property
@@ -152,7 +152,7 @@ class Table:
         return all(self.get(replica, position, word) == value for position in range(self.positions))
 
     def level(self, replica: int) -> int:
-        """How far a replica is: the first of its ranks' last phases or generations."""
+        """The phase or generation that all ranks of a replica have come to."""
         return min(
             max(self.get(replica, position, Word.AT) << 32, self.get(replica, position, Word.POSTED))
             for position in range(self.positions)

@@ -116,7 +116,7 @@ def get_mp_group() -> list[int]:
 
 
 def _replicas(found: Session) -> int:
-    """How many jobs of their own there are: one where the session is the whole job's."""
+    """The number of jobs of their own: one where the session is the whole job's."""
     return 1 if found.rejoin is None else int(found.rejoin.replicas)
 
 

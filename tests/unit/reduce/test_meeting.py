@@ -87,9 +87,8 @@ class Rank(threading.Thread):
         self.weights = self.weights - 0.1 * payload.averaged[0]
         self.history[meeting.steps] = outcome.counted, self.weights.tolist()
 
-    def give(self):
-        content = bytearray(self.weights.numpy().tobytes())
-        return [memoryview(content)]
+    def give(self, write) -> None:
+        write(memoryview(bytearray(self.weights.numpy().tobytes())))
 
     def take(self, content: bytearray) -> None:
         self.weights = torch.frombuffer(content, dtype=torch.float64).clone()

@@ -67,7 +67,7 @@ class Replicas:
         self._ended: set[int] = set()
         self._restarts = 0
         self._begun = False
-        """Whether replicas have a state."""
+        """True once replicas have a state."""
         self._levels: dict[int, tuple[int, int, float]] = {}
         """For each replica its start, how far it is, and when it last got further or nobody waited for it."""
         self._heard: list[int] = []
@@ -97,6 +97,12 @@ class Replicas:
                     self._forward(number, again=forwarded > 0)
                     forwarded += 1
                 self._look()
+        if not (self._table.generation or self._code or self._heard):
+            _say(
+                "no replica has come to a step of weft, so min_replicas had no effect: each replica of "
+                f"{self._job.replica_ranks} ran for itself"
+            )
+            return 1
         if self._saved:
             return GO_ON
         if self._heard:

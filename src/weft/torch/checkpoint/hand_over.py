@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ class HandOver:
     ) -> None:
         self._session, self._model, self._optimizers, self._also = session, model, optimizers, also
 
-    def give(self) -> Sequence[memoryview]:
-        """The state: a header with what is no tensor, and the tensors."""
+    def give(self, write: Callable[[memoryview], None]) -> None:
+        """Write the state: a header with what is no tensor, and the tensors."""
         tensors = {names[0]: value for names, value in self._weights()}
         states: dict[str, Tensor] = {}
         encoder = saved_values.encoder(states, "states")
@@ -54,9 +54,9 @@ class HandOver:
         kept = [stage(each, copy=False) for each in (tensors, states)]
         described = [{name: [str(t.dtype)[6:], list(t.shape)] for name, t in each.items()} for each in kept]
         header = json.dumps([values, *described]).encode()
-        self._kept = kept  # as long as their bytes are read
-        parts = [buffer_of(tensor) for each in kept for tensor in each.values()]
-        return [memoryview(_LENGTH.pack(len(header)) + header), *parts]
+        write(memoryview(_LENGTH.pack(len(header)) + header))
+        for tensor in (tensor for each in kept for tensor in each.values()):
+            write(buffer_of(tensor))
 
     def take(self, content: bytearray) -> None:
         """Put what :meth:`give` has made on another rank in the place of this one's state."""

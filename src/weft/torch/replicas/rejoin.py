@@ -6,7 +6,7 @@ its own replica with it, and no other one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,10 +21,10 @@ OTHERS = "the other replicas"
 
 
 class State(Protocol):
-    """What a replica that joins gets from another one, beside averages."""
+    """The state that a replica that joins gets from another one, beside averages."""
 
-    def give(self) -> Sequence[memoryview]:
-        """The state of this rank, as bytes."""
+    def give(self, write: Callable[[memoryview], None]) -> None:
+        """Write the state of this rank, part by part."""
 
     def take(self, content: bytearray) -> None:
         """Put the state of another replica's rank in the place of this one's."""
@@ -66,7 +66,7 @@ class Rejoin:
         return self._meeting.joins
 
     def keep(self, state: State) -> None:
-        """What a replica that joins gets."""
+        """Give this to replicas that join."""
         self._state = state
 
     def share_plan(self, make: Callable[[], str]) -> str:
@@ -82,7 +82,9 @@ class Rejoin:
                 "min_replicas needs one DistributedModel, and steps in a loop of weft.checkpoints: only that knows at "
                 "which batch a replica goes on that has joined again"
             )
-        self._state.give()  # whatever cannot travel is an error now, not when another replica needs it
+        self._state.give(
+            lambda part: None
+        )  # whatever cannot travel is an error now, not when another replica needs it
         (model,) = session.models
         if not self._meeting.joins:
             tensors = [p for _, p in model.reduced_parameters()] + list(model.local_buffers())
