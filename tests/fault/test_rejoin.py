@@ -12,8 +12,8 @@ import pytest
 
 from tests.fault import rejoin
 from tests.fault.rejoin import LAYOUTS, check, options, ranks
-from tests.launching import Completed, run_ranks, started
-from tests.long import one_in
+from tests.launching import ROOT, SOURCE, Completed, run_ranks, started
+from tests.long import one_day_in, one_in
 from weft.checkpoint.find import in_order
 from weft.reduce.members import available
 
@@ -36,7 +36,7 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("layout", "moment"), one_in(10, [(layout, moment) for layout in LAYOUTS for moment in MOMENTS])
+    ("layout", "moment"), one_in(21, [(layout, moment) for layout in LAYOUTS for moment in MOMENTS])
 )
 def test_the_others_leave_its_samples_out(tmp_path: Path, layout: str, moment: str):
     """The last rank, and with more than two replicas another one: both come back."""
@@ -54,7 +54,7 @@ def test_the_others_leave_its_samples_out(tmp_path: Path, layout: str, moment: s
     assert len(written[last]) < 150
 
 
-@pytest.mark.parametrize("moment", one_in(3, ["READY", "after POSTED", "TAKEN", "after TAKEN"]))
+@pytest.mark.parametrize("moment", one_in(4, ["READY", "after POSTED", "TAKEN", "after TAKEN"]))
 def test_it_may_be_killed_as_it_joins(tmp_path: Path, moment: str):
     done = train(tmp_path, "1x2", 250, [[1, 0, "step", 3], [1, 1, moment, None]]).check()
     assert "weft: replica 1 has joined: 2 of 2" in done.stderr
@@ -62,6 +62,7 @@ def test_it_may_be_killed_as_it_joins(tmp_path: Path, moment: str):
     check(tmp_path, "1x2")
 
 
+@one_day_in(3)
 def test_a_job_ends_with_too_few_replicas(tmp_path: Path):
     """It begins again from the save that a lost replica has left."""
     faults = [[0, 0, "step", 15], [1, 0, "step", 17]]
@@ -84,6 +85,31 @@ def test_all_save_after_the_same_step(tmp_path: Path):
     last = {mine[-1]["step"] for mine in rejoin.rows(tmp_path).values()}
     assert len(last) == 1
     assert in_order(tmp_path / "saves", None)[0].tag == f"step{last.pop()}"
+
+
+@one_day_in(3)
+def test_a_replica_that_the_others_wait_for_is_ended(tmp_path: Path):
+    """It sleeps in its third step."""
+    code = f"""
+import os, sys, time
+sys.argv = ["rejoining.py", {str(tmp_path)!r}, "200", "[]", "0.05"]
+from tests.fault.workers import rejoining
+from weft.checkpoint.loop import Loop
+begin = Loop._begin_step
+def slow(self):
+    begin(self)
+    if self.step == 3 and os.environ["WEFT_REPLICA"].split(":")[2:4] == ["1", "0"]:
+        time.sleep(1000)
+Loop._begin_step = slow
+from pathlib import Path
+rejoining.main(Path(sys.argv[1]), 200, [], 0.05)
+"""
+    given = {"PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT)))}
+    more = [*options("1x2"), "--timeout-wait", "4"]
+    done = run_ranks(2, code, env=given, options=more, timeout=120).check()
+    assert "weft: replica 1 has not come to the end of a step in 4 s, and others wait for it" in done.stderr
+    assert "weft: replica 1 has joined: 2 of 2" in done.stderr
+    check(tmp_path, "1x2")
 
 
 SCRIPT = """

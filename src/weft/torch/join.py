@@ -81,7 +81,8 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         )
         return
     place = rendezvous.locate(discover(os.environ))
-    settings = resolve(config, os.environ, place.world_size)
+    # the ranks of a replica alone are compared below
+    settings = resolve(config, os.environ, None if REPLICA in os.environ else place.world_size)
     if current.is_initialized():
         _change(current.session(), settings, dp_has_tp)
         return

@@ -31,6 +31,8 @@ from weft.watch.process import die_with_parent
 
 _TICK_S = 0.02
 _FIRST_S, _LONGEST_S = 1.0, 60.0
+_MOST_SAID = 1000
+"""Characters of an exception that go through the pipe, which nobody reads before the end."""
 
 
 @dataclass
@@ -238,7 +240,7 @@ class Replicas:
         if self._code is not None or self._heard:
             return
         if code == 0:
-            if not self._joined:
+            if self._table.generation and not self._joined:
                 self._stop(0)  # the others have not joined, and nobody is left to give them the state
             return
         if code == GO_ON:
@@ -267,9 +269,8 @@ class Replicas:
             return
         self._restarts += 1
         self._vain[replica] += 1
-        seconds = (
-            0.0 if self._vain[replica] == 1 else min(_LONGEST_S, _FIRST_S * 2.0 ** (self._vain[replica] - 2))
-        )
+        vain = self._vain[replica] - 1
+        seconds = min(_LONGEST_S, _FIRST_S * 2.0 ** min(vain - 1, 10)) if vain else 0.0
         when = f" in {format_seconds(seconds)}" if seconds else ""
         _say(f"{others}; it is started again{when} ({self._restarts} of {self._job.replica_restarts})")
         self._due_s[replica] = time.monotonic() + seconds
@@ -292,7 +293,7 @@ def _run(job: Job, replica: int, address: str, writing: int, launcher: int) -> N
     try:
         os.setpgid(0, 0)  # signals of a terminal come through the launcher of all
         die_with_parent(launcher)
-        for number in heeded():
+        for number in {*heeded(), signal.SIGINT}:  # by which it is ended, also where nobody else may
             signal.signal(number, signal.SIG_DFL)
         environ = {
             "OMP_NUM_THREADS": str(max(1, usable_cores() // job.ranks)),
@@ -309,7 +310,8 @@ def _run(job: Job, replica: int, address: str, writing: int, launcher: int) -> N
         with Launcher(own) as started:
             code = started.run()
         if started.failed is not None:
-            os.write(writing, json.dumps(asdict(started.failed)).encode())
+            failed = replace(started.failed, said=started.failed.said[:_MOST_SAID])
+            os.write(writing, json.dumps(asdict(failed)).encode())
     except BaseException:
         traceback.print_exc()
     finally:

@@ -52,13 +52,11 @@ class Rejoin:
         self._begun = False
         self._state: State | None = None
         self._table = table
-        self._meeting = Meeting(
-            table,
-            self.replica,
-            start,
-            session.rank,
-            lambda: session.monitor.note("collective", session.steps, None, OTHERS),
-        )
+
+        def note() -> None:
+            session.monitor.note("collective", session.steps, None, OTHERS)
+
+        self._meeting = Meeting(table, self.replica, start, session.rank, note)
 
     @property
     def joins(self) -> bool:
@@ -82,9 +80,8 @@ class Rejoin:
                 "min_replicas needs one DistributedModel, and steps in a loop of weft.checkpoints: only that knows at "
                 "which batch a replica goes on that has joined again"
             )
-        self._state.give(
-            lambda part: None
-        )  # whatever cannot travel is an error now, not when another replica needs it
+        # whatever cannot travel is an error now, not when another replica needs it
+        self._state.give(lambda part: None)
         (model,) = session.models
         if not self._meeting.joins:
             tensors = [p for _, p in model.reduced_parameters()] + list(model.local_buffers())
