@@ -17,6 +17,7 @@ to it. Whoever has no state yet when that replica is lost tries again in the nex
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import time
@@ -27,8 +28,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.reduce.members import Table, Word
+
+log = logging.getLogger("weft")
 
 _ALIGNED = 64
 _NAPS_S = 0.00005, 0.002
@@ -201,8 +204,10 @@ class Meeting:
         self._put(Word.POSTED, phase)
         self._wait_for(peers, Word.POSTED, phase)
         counted = tuple(each for each in peers if self._table.get(each, here, Word.WEIGHT))
-        self._compare(peers, Word.SHAPES, "train other parameters or have other buffers")
+        self._compare({*counted, self.replica}, Word.SHAPES, "train other parameters or have other buffers")
         self._compare(counted, Word.ALIKE, "have other rates, loss scales or loaded states")
+        if any(self._table.get(each, here, Word.SHAPES) != self._get(Word.SHAPES) for each in peers):
+            self._wait(lambda: False)  # one that joins is another model, and ends by an error of its own
         memories = {each: self._memory(each, layout.size) for each in peers}
         layout.sum(memories, counted, peers.index(self.replica))
         self._put(Word.SUMMED, phase)
@@ -226,7 +231,7 @@ class Meeting:
         return found[0]
 
     def _compare(self, replicas: Iterable[int], word: Word, what: str) -> None:
-        numbers = {each: self._table.get(each, self._position, word) for each in replicas}
+        numbers = {each: self._table.get(each, self._position, word) for each in sorted(replicas)}
         if len(set(numbers.values())) > 1:
             mine = [each for each, number in numbers.items() if number == self._get(word)]
             others = [each for each in numbers if each not in mine]
@@ -283,7 +288,11 @@ class Meeting:
                 done = os.pwrite(file, part, end)
                 part, end = part[done:], end + done
 
-        give(write)
+        try:
+            give(write)
+        except Exception as error:  # the one that asked ends; this one goes on
+            log.warning("the state cannot be given to a replica that joins: %s", error)
+            end = at
         self._put(Word.SIZE, end - at)
         self._put(Word.GIVEN, outcome.phase)
 
@@ -307,6 +316,8 @@ class Meeting:
         if self._table.get(source, here, Word.GIVEN) < outcome.phase:
             return None
         content = bytearray(self._table.get(source, here, Word.SIZE))
+        if not content:
+            raise UsageError(f"replica {source} cannot give its state to one that joins: its log says why")
         view, done = memoryview(content), 0
         while done < len(content):
             done += os.preadv(self._table.file(source, here), [view[done:]], at + done)

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.reduce.meeting import Meeting, Payload
 from weft.reduce.members import Table, Word, available
 
@@ -221,3 +221,53 @@ def test_replicas_that_train_other_things_are_found_out():
         thread.join(20)
     assert len(errors) == 2
     assert "the replicas 0 and 1 train other parameters or have other buffers" in "".join(errors)
+
+
+def test_a_replica_that_joins_with_another_model_ends_alone():
+    table = Table.create(3, 1)
+    table.begin({0: 1, 1: 1, 2: 1})
+    found: dict[int, object] = {}
+
+    def meet(replica: int) -> None:
+        meeting = Meeting(table, replica, 0, 0)
+        meeting.holds = replica < 2
+        payload = Payload([torch.full((2 + replica // 2,), float(replica))])
+        try:
+            found[replica] = meeting.average(payload, asked=False).counted, payload.averaged[0].tolist()
+        except DivergenceError as error:
+            found[replica] = str(error)
+            table.begin({0: 1, 1: 1})  # as the launcher does when it has ended
+
+    threads = [threading.Thread(target=meet, args=(replica,)) for replica in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found.keys() == {0, 1, 2}
+    assert found[0] == found[1] == ((0, 1), [0.5, 0.5])
+    assert "the replicas 2 and 0, 1 train other parameters" in str(found[2])
+
+
+def test_a_state_that_cannot_be_given_ends_the_one_that_joins(caplog: pytest.LogCaptureFixture):
+    table = Table.create(2, 1)
+    table.begin({0: 1, 1: 1})
+    found: dict[int, object] = {}
+
+    def meet(replica: int) -> None:
+        meeting = Meeting(table, replica, 0, 0)
+        meeting.holds = replica == 0
+        payload = Payload([torch.zeros(2)])
+        outcome = meeting.average(payload, asked=False)
+        try:
+            found[replica] = meeting.hand_over(outcome, payload, lambda write: 1 / 0, lambda content: None)
+        except UsageError as error:
+            found[replica] = str(error)
+            table.begin({0: 1})  # as the launcher does when it has ended
+
+    threads = [threading.Thread(target=meet, args=(replica,)) for replica in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == {0: True, 1: "replica 0 cannot give its state to one that joins: its log says why"}
+    assert "division by zero" in caplog.text
