@@ -37,13 +37,13 @@ _MOST_SAID = 1000
 
 @dataclass
 class _Running:
-    """A replica that runs: its launcher's process, the pipe that says how it has failed, where its ranks find the
-    others, and since when it runs."""
+    """A replica that runs: its launcher's process, the pipe that says how it has failed, and where its ranks find the
+    others. ``late``: it was ended because others waited for it."""
 
     pid: int
     reading: int
     address: str
-    began_s: float
+    late: bool = False
 
 
 class Replicas:
@@ -146,7 +146,7 @@ class Replicas:
             os.close(reading)
             _run(self._job, replica, address, writing, launcher)
         os.close(writing)
-        self._running[replica] = _Running(pid, reading, address, time.monotonic())
+        self._running[replica] = _Running(pid, reading, address)
 
     def _look(self) -> None:
         """Notices replicas that have ended, starts those that are due, and takes in those that wait."""
@@ -159,6 +159,8 @@ class Replicas:
                 code = os.waitstatus_to_exitcode(status)
                 if code < 0:  # it could not see to the end of its ranks: none may write any more
                     end_marked(each.address, VARIABLE)
+                    if not each.late:
+                        _say(f"the launcher of replica {replica} was killed by {signal_name(-code)}")
                 self._end(
                     replica, exit_code(code) if code else 0, Failed(**json.loads(said)) if said else None
                 )
@@ -199,8 +201,8 @@ class Replicas:
             _say(
                 f"replica {replica} has not come to {what} in {format_seconds(limit_s)}, and others wait for it"
             )
-            with suppress(ProcessLookupError):
-                os.kill(self._running[replica].pid, signal.SIGKILL)  # its guard ends its ranks
+            self._running[replica].late = True
+            os.kill(self._running[replica].pid, signal.SIGKILL)  # its guard ends its ranks
 
     def _is_ready(self, replica: int) -> bool:
         """True if all its ranks wait for the others."""
