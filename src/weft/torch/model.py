@@ -187,8 +187,8 @@ class DistributedModel(nn.Module):
                 "split, and no rank has both: put the hooks on a module inside that lies on one partition, or on "
                 "tensors (tensor.register_hook)"
             )
-        if share() is None and torch.is_grad_enabled() and not session.tracing:
-            if self.training:
+        if share() is None and torch.is_grad_enabled():
+            if self.training and not session.tracing:
                 session.need_all_replicas(
                     "a call of the model outside of a weft.step, whose gradients are averaged,"
                 )

@@ -74,6 +74,9 @@ class HandOver:
         with torch.no_grad():
             for names, target in self._weights():
                 target.copy_(weights[names[0]])
+        for each in self._model.optimizers:
+            each.forget_masters()
+        torch.clear_autocast_cache()
         named_state.load_extra(self._session, self._model, decoder.decode(values["extra"]))
         for optimizer, saved in zip(self._optimizers, values["optimizers"], strict=True):
             named_state.load_optimizer(optimizer, *decoder.decode(saved))
