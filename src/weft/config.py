@@ -138,6 +138,13 @@ class Settings:
     shard_optimizer_state: bool = _setting(
         False, Flag(), "each replica keeps and updates a shard of the optimizer states (ZeRO-1)"
     )
+    min_replicas: int = _setting(
+        0,
+        Whole(0),
+        "with so many replicas left the job goes on without one that is lost, which is started again and joins (with "
+        "PyTorch, on CPUs of one machine), see docs/data-parallel.md#replicas-that-are-lost; 0: a lost rank ends the "
+        "job",
+    )
     offload_activations: bool = _setting(
         False,
         Flag(),
@@ -515,6 +522,11 @@ def _value_faults(values: Mapping[str, Any], origins: Mapping[str, str]) -> list
             'microbatches is "auto", but pipeline is "file", and the file is for one number of microbatches: write '
             'that number, or another "pipeline"'
         )
+    if left_open and complete["min_replicas"]:
+        faults.append(
+            'microbatches is "auto", which each replica would decide for itself, but min_replicas is '
+            f'{complete["min_replicas"]}: write "microbatches": 4, say, or "min_replicas": 0'
+        )
     faults += _timed_faults(complete)
     faults += _device_faults(complete)
     if complete["compile"] and complete["partitions"] == 1:
@@ -618,6 +630,12 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
         "expert_parallel_degree": [1],
     },
     "expert_parallel_degree": {"context_parallel_degree": [1]},
+    "min_replicas": {
+        "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],
+        "context_parallel_degree": [1], "expert_parallel_degree": [1], "compression": [""], "rebalance": [False],
+        "placement_strategy": ["cluster", "DPT"], "inputs": ["equal", "first", "any"], "record": [""],
+        "pipeline": having(lambda kind: not kind.measured),
+    },
     "rebalance": {
         "compile": [False], "deterministic": [False], "auto_partition": [True], "compression": [""],
         "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],

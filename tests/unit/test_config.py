@@ -33,6 +33,7 @@ def test_defaults():
         "inputs": "equal",
         "all_reduce": "auto",
         "shard_optimizer_state": False,
+        "min_replicas": 0,
         "offload_activations": False,
         "offload_optimizer": False,
         "chunked_loss": "auto",
@@ -451,3 +452,15 @@ def test_offloading_is_one_setting_or_two(given: dict):
 def test_faults_of_offloading_are_told(given: dict, says: str):
     with pytest.raises(ConfigError, match=says):
         resolve(given)
+
+
+def test_replicas_that_may_be_lost_are_whole():
+    assert resolve({"min_replicas": 1, "partitions": 2}).min_replicas == 1
+    for given, text in (
+        ({"shard_optimizer_state": True}, "shard_optimizer_state is true, which does not fit min_replicas 1"),
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree is 2, which does not fit min_replicas 1"),
+        ({"microbatches": "auto"}, 'microbatches is "auto", which each replica would decide for itself'),
+        ({"record": "somewhere"}, 'record is "somewhere", which does not fit min_replicas 1'),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            resolve({"min_replicas": 1, **given})

@@ -41,7 +41,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMED = re.compile(r"\b(?:docs|tests)/[\w./-]+?\.md(?:#[\w-]+)?")
 MADE_UP = "docs/page.md"
 """A page that tests of the suite make up."""
-_PROCESSES = re.compile(r"# run: (\d+) processes\n")
+_PROCESSES = re.compile(r"# run: (\d+) processes(?:, (.+))?\n")
 
 
 class Block(NamedTuple):
@@ -135,7 +135,7 @@ def test_scripts_run(block, tmp_path):
         pytest.importorskip("tensorflow")
         run(["run", "-n", processes[1] if processes else "1", str(script)], tmp_path, jobs.run)
         return
-    launcher = ["run", "-n", processes[1]] if processes else []
+    launcher = ["run", "-n", processes[1], *(processes[2] or "").split()] if processes else []
     run([*launcher, str(script)], tmp_path)
 
 

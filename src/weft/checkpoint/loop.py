@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from weft.checkpoint.names import check_path
-from weft.checkpoint.stop import GO_ON, Stop
+from weft.checkpoint.stop import GO_ON, Stops
 from weft.errors import UsageError
 from weft.launch.environ import TRIAL
 from weft.untrusted import shown
@@ -81,7 +81,7 @@ class Loop(ABC):
         return self._position.epoch
 
     @abstractmethod
-    def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
+    def _resume(self) -> tuple[Place, Stops, Callable[[int], object]]:
         """Take back the newest whole save, if there are saves: where the loop is then, what asks it to end, and what is
         called with each step."""
 
@@ -143,13 +143,17 @@ class Loop(ABC):
             for batch in position.open(loader):
                 self._begin_step()
                 position.batch += 1
+                number = self.step
                 yield batch
                 self._end_step()
                 if self.step == steps:
                     return
-            if not position.batch:
-                raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
-            position.end_epoch()
+                if self.step != number:  # this replica has joined others, which are elsewhere
+                    break
+            else:
+                if not position.batch:
+                    raise UsageError(f"{type(loader).__name__} gave no batch: is the data set empty?")
+                position.end_epoch()
 
     def _check_entered(self, name: str) -> None:
         if not self._entered:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from weft.checkpoint.agree import Ranks
 from weft.checkpoint.save import Job
@@ -24,6 +24,40 @@ GO_ON = os.EX_TEMPFAIL
 LOOK_S = 1.0
 """So many seconds are about between two looks."""
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stops(Protocol):
+    """A request to end the job."""
+
+    def open(self) -> None:
+        """From now on the ranks heed it."""
+
+    def close(self, ends: bool = False) -> None:
+        """They heed it no more. ``ends``: because they end, as they were asked to."""
+
+    def after_step(self) -> bool:
+        """True if the job has to save and end now; the same on all ranks, which call this after each step."""
+
+
+class Asked(Protocol):
+    """One that knows after each step whether the job was asked to end."""
+
+    asked: bool
+
+
+class StopTogether:
+    """A request to end the job on which replicas have agreed at the end of the step: each is a job of its own.
+
+    Args:
+        stop: That of the ranks of this replica.
+        replicas: Know what all replicas have agreed on.
+    """
+
+    def __init__(self, stop: Stops, replicas: Asked) -> None:
+        self.open, self.close, self._replicas = stop.open, stop.close, replicas
+
+    def after_step(self) -> bool:
+        return self._replicas.asked
 
 
 class Stop:

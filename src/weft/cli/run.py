@@ -34,6 +34,7 @@ from weft.launch.running.job import Job
 from weft.profiler import detail
 from weft.profiler.live.metrics import Collector, Endpoint
 from weft.profiler.reading import read_run
+from weft.reduce import members
 from weft.rules.configure import wanted
 from weft.rules.rule import judge
 from weft.rules.table import RULES
@@ -60,6 +61,8 @@ examples:
 Attend = Callable[[Page], None]
 OWN = ("local", "ssh")
 """The engines that are weft's own launcher."""
+REPLICA_RESTARTS = 10
+"""How often replicas are started again where --max-restarts does not say."""
 _FOLDERS = ("record", "log_dir", "tensorboard")
 """Settings that are folders, which the command line has options for."""
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}
@@ -201,6 +204,8 @@ def main(options: argparse.Namespace) -> int:
     if options.min_hosts and options.engine != "ssh":
         raise LaunchError("--min-hosts is for ssh: name the hosts with --hosts, or leave it out")
     _warn_of_page(options)
+    if settings.min_replicas:
+        _check_replicas(options, settings)
     if engines.handed_over(options):
         return _hand_over(options, where, {**variables, **given, **added}, parsed, settings)
     if options.engine == "mpirun":
@@ -221,7 +226,7 @@ def main(options: argparse.Namespace) -> int:
         job = Job(
             command, options.ranks, environ, options.prefix or "others", limits, attend,
             restarts=options.max_restarts, journal=journal, hosts=hosts.there, least_hosts=options.min_hosts,
-            recording=settings.record,
+            recording=settings.record, **_replicas(options, settings),
         )  # fmt: skip
         code = restarts.run(job)
     least = options.min_hosts * where.ranks_per_host or options.ranks
@@ -229,6 +234,39 @@ def main(options: argparse.Namespace) -> int:
     if lacking and options.report:
         print(f"weft run: the page has some ranks only: {lacking}", file=sys.stderr)
     return code or _judge(options, Path(settings.record), before, lacking)
+
+
+def _check_replicas(options: argparse.Namespace, settings: config.Settings) -> None:
+    """Refuse what does not go with replicas that may be lost.
+
+    Raises:
+        LaunchError: Ranks are elsewhere, the host cannot keep replicas apart, or fewer may be left than there are.
+    """
+    least, count = settings.min_replicas, options.ranks // settings.partitions
+    _needs_launcher(options, "min_replicas")
+    asked = {
+        "--log-dir": options.log_dir, "--fail-on": options.fail_on, "--metrics-port": options.metrics_port is not None,
+        "--smdistributed": options.smdistributed, "--dry-run": options.dry_run, "--hosts": options.hosts,
+    }  # fmt: skip
+    if given := [name for name, value in asked.items() if value]:
+        raise LaunchError(f"min_replicas does not go with {' and '.join(given)}: leave one of them out")
+    if not members.available():
+        raise LaunchError("min_replicas needs Linux on x86-64, where replicas share memory: leave it out")
+    if not least < count:
+        raise LaunchError(
+            f"min_replicas is {least}, and {options.ranks} ranks make {count} replica{'s' * (count > 1)}: write a "
+            "smaller number, or start more ranks"
+        )
+
+
+def _replicas(options: argparse.Namespace, settings: config.Settings) -> dict[str, int]:
+    """The job's replicas, if some may be lost."""
+    if not settings.min_replicas:
+        return {}
+    return {
+        "replica_ranks": settings.partitions, "least_replicas": settings.min_replicas,
+        "replica_restarts": options.max_restarts or REPLICA_RESTARTS,
+    }  # fmt: skip
 
 
 def _hand_over(

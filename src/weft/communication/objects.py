@@ -49,6 +49,8 @@ class RankType(enum.Enum):
 
 WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
 _AXES = [group.value for group in CommGroup]
+_INSIDE = ("mp", "pp", "tp")
+"""The axes inside a replica."""
 _READY = Header(READY, 0)
 _EXCESS = 1
 _Kind = TypeVar("_Kind", CommGroup, RankType)
@@ -79,7 +81,7 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD, *, allow_pickle: boo
     Objects and errors as in :func:`send`.
     """
     session = _between_steps("broadcast")
-    axis = _need_member(group, CommGroup, "group").value
+    axis = _axis_of(session, group)
     packed = _pack(session, obj, allow_pickle)
     others = [rank for rank in session.peers(axis) if rank != session.rank]
     with session.doing(f"broadcast() to {group.name}"):
@@ -127,7 +129,7 @@ def allgather(
     ``max_bytes``: how many bytes of tensors and arrays one rank may give. Objects and errors as in :func:`send`.
     """
     session = _between_steps("allgather")
-    axis = _need_member(group, CommGroup, "group").value
+    axis = _axis_of(session, group)
     packed = _pack(session, obj, allow_pickle)
     ranks = session.peers(axis)
     if len(ranks) == 1:
@@ -143,7 +145,7 @@ def allgather(
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
     """Wait until every rank of a group has come here."""
     session = _between_steps("barrier")
-    axis = _need_member(group, CommGroup, "group").value
+    axis = _axis_of(session, group)
     with session.doing(f"barrier() of {group.name}"):
         _meet(session, handshake.BARRIER, axis)
 
@@ -178,9 +180,19 @@ def _need_member(value: object, kind: type[_Kind], name: str) -> _Kind:
     return value
 
 
+def _axis_of(session: Member, group: CommGroup) -> str:
+    axis = _need_member(group, CommGroup, "group").value
+    if axis not in _INSIDE:
+        session.need_all_replicas(group.name)
+    return axis
+
+
 def _rank_of(session: Member, number: int, rank_type: RankType, name: str) -> int:
     """The global rank of a position in one of this rank's groups."""
-    ranks = session.peers(_need_member(rank_type, RankType, "rank_type").value)
+    axis = _need_member(rank_type, RankType, "rank_type").value
+    if axis not in _INSIDE:
+        session.need_all_replicas(rank_type.name)
+    ranks = session.peers(axis)
     if not isinstance(number, int) or not 0 <= number < len(ranks):
         raise UsageError(f"{name} is {number!r}, but {rank_type.name} counts from 0 to {len(ranks) - 1}")
     if ranks[number] == session.rank:

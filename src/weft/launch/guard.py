@@ -80,18 +80,18 @@ def _groups(text: str) -> set[int]:
     return found
 
 
-def end_marked(mark: str) -> None:
-    """Kills the processes of a job until there are none."""
+def end_marked(mark: str, variable: str = MARK) -> None:
+    """Kills the processes of a job until there are none. ``variable``: the one that has the mark."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (left := find_marked(mark)) and time.monotonic() < deadline:
+    while (left := find_marked(mark, variable)) and time.monotonic() < deadline:
         for pid in left:
             _kill(pid)
         time.sleep(0.01)
 
 
-def find_marked(mark: str) -> list[int]:
+def find_marked(mark: str, variable: str = MARK) -> list[int]:
     """The living processes of this user that carry a job's mark; none where there is no /proc."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{variable}={mark}".encode()
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit() and int(name) != os.getpid():

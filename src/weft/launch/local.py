@@ -154,10 +154,11 @@ class Launcher:
         """All ranks; on other hosts they may not be there yet when a host is lost, or the launcher asked to stop."""
         ranks = range(self._job.ranks)
         for rank in ranks:
-            shown = self._job.prefix == "all" or (self._job.prefix == "others" and rank != 0)
-            prefix = f"[rank {rank}] ".encode() if shown else b""
+            number = self._job.shown(rank)
+            shown = self._job.prefix == "all" or (self._job.prefix == "others" and number != 0)
+            prefix = f"[rank {number}] ".encode() if shown else b""
             for is_error in (False, True):
-                self._lines[rank, is_error] = self._show(is_error, prefix, live=rank == 0 and not shown)
+                self._lines[rank, is_error] = self._show(is_error, prefix, live=number == 0 and not shown)
         if isinstance(self._ranks, Here):
             for rank in ranks:
                 environ = rank_environ(self._job.environ, rank, self._job.ranks, usable_cores())
@@ -248,8 +249,9 @@ class Launcher:
             course.asked = 1
             name = signal_name(self._stopped_by[0])
             self._journal.note("saving", signal=name)
-            text = f"weft: {name}: the job saves after a step and ends; a second signal ends it at once\n"
-            self._shown.err.write(self, text.encode())
+            if self._job.replica is None:
+                text = f"weft: {name}: the job saves after a step and ends; a second signal ends it at once\n"
+                self._shown.err.write(self, text.encode())
         return True
 
     def _living_signs(self) -> dict[int, Sign]:
@@ -382,7 +384,8 @@ class Launcher:
                 return
 
     def _report(self, found: Blame, victims: str) -> None:
-        parts = [f"weft: {found.headline}", found.details, victims]
+        whose = "" if self._job.replica is None else f"replica {self._job.replica}: "
+        parts = [f"weft: {whose}{found.headline}", found.details, victims]
         text = "\n".join(part for part in parts if part)
         self._shown.err.write(self, f"{text}\n".encode(errors="replace"))
 
@@ -414,7 +417,8 @@ class Launcher:
         self._journal.note("stopping", signal=signal_name(number))
         text = f"weft: {signal_name(number)}: ending {self._job.ranks - len(self._ends)} ranks\n"
         with contextlib.suppress(BrokenPipeError):
-            self._shown.err.write(self, text.encode())
+            if self._job.replica is None:
+                self._shown.err.write(self, text.encode())
         self._end_all(STOP_GRACE_SECONDS, heard=1)
         self._hand_over(STOPPED_OUTPUT_SECONDS)
         return 128 + number

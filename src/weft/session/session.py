@@ -52,6 +52,8 @@ class Session:
         known_models: The models that exist, by the order of their making.
         travel: What the framework says of objects that go between ranks.
         rehearsal: What `weft rehearse` was asked, and has found; None in a job that trains.
+        rejoin: The other replicas, where each is a job of its own (``min_replicas``), else None. The ranks, sizes and
+            groups of the session are those of the replica then.
     """
 
     settings: Settings
@@ -75,6 +77,7 @@ class Session:
     known_models: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary)
     travel: Travel = Travel()
     rehearsal: Any = None
+    rejoin: Any = None
 
     # --- where this process is ------------------------------------------------------------------------------
 
@@ -136,6 +139,17 @@ class Session:
         if self.in_step:
             raise UsageError(
                 f"{what} was called inside a weft.step function: call it before or after the step"
+            )
+
+    def need_all_replicas(self, what: str) -> None:
+        """Refuse ``what`` in a job whose replicas may be lost.
+
+        Raises:
+            UsageError: They may, so each is a job of its own, and knows of the others at the end of a step only.
+        """
+        if self.rejoin is not None:
+            raise UsageError(
+                f"{what} needs all replicas, and with min_replicas some may be lost: leave one of the two out"
             )
 
     def check_whole(self) -> None:

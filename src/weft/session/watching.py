@@ -144,7 +144,7 @@ def log_values(values: Mapping[str, Any], step: int | None, open_board: Callable
     plain = {str(name): plain_value(str(name), value) for name, value in values.items()}
     if session.recorder is not None:
         session.recorder.note(plain)
-    if session.rank:
+    if session.rank or (session.rejoin is not None and not session.rejoin.saves):
         return
     views, settings = session.views, session.settings
     if views.values is None:

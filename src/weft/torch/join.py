@@ -24,6 +24,7 @@ from weft.launch import rendezvous
 from weft.launch.discovery import discover
 from weft.launch.rehearsal import Asked
 from weft.launch.startup import agree
+from weft.reduce.members import VARIABLE as REPLICA
 from weft.runtime.allocator import host_bytes, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
@@ -40,6 +41,7 @@ from weft.torch.offload.activations import Activations
 from weft.torch.optimizer import is_local
 from weft.torch.pretrained import MODELING, read_by_parts
 from weft.torch.replicas.metrics import count_replicas_once
+from weft.torch.replicas.rejoin import Rejoin
 from weft.torch.session import current
 from weft.torch.session.device import choose_device, direct_groups, find_release, have_own_gpus, rings_of
 from weft.torch.session.observed import observe
@@ -79,7 +81,8 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         )
         return
     place = rendezvous.locate(discover(os.environ))
-    settings = resolve(config, os.environ, place.world_size)
+    # the ranks of a replica alone are compared below
+    settings = resolve(config, os.environ, None if REPLICA in os.environ else place.world_size)
     if current.is_initialized():
         _change(current.session(), settings, dp_has_tp)
         return
@@ -89,6 +92,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     keep_memory(
         os.environ, place.local_size, settings.offload_activations or settings.offload_optimizer
     )  # before there are more threads
+    _check_replicas(settings, place.world_size)
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
     patience = timedelta(seconds=limits.start + JUDGE_S)
@@ -114,6 +118,8 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     current.enter(session)
     for file in MODELING:
         when_imported(file, read_by_parts)
+    if settings.min_replicas:
+        session.rejoin = Rejoin(os.environ[REPLICA], session)
     session.agreement.watch_optimizers()
     session.activations = Activations(device) if settings.offload_activations else None
     if settings.partitions * settings.tp_size * settings.expert_parallel_degree > 1:
@@ -123,6 +129,26 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     session.views.progress = open_progress(place.rank, os.environ)
     monitor.note("")
     atexit.register(_leave)
+
+
+def _check_replicas(settings: Settings, world_size: int) -> None:
+    """Refuse ``min_replicas`` where no launcher keeps replicas apart, or where it takes other ranks for a replica."""
+    if not settings.min_replicas:
+        return
+    if REPLICA not in os.environ:
+        raise ConfigError(
+            f"min_replicas is {settings.min_replicas}, which weft run has to know before it starts ranks on this "
+            f"machine: weft run --min-replicas {settings.min_replicas} --partitions {settings.partitions}"
+        )
+    if world_size != settings.partitions:
+        raise ConfigError(
+            f"partitions is {settings.partitions}, but weft run has taken {world_size} for the ranks of a replica: "
+            f"with min_replicas give it to weft run as well, --partitions {settings.partitions}"
+        )
+    if torch.cuda.is_available():
+        raise ConfigError(
+            'min_replicas is for CPUs: hide the GPUs, weft run --device cpu, or write "min_replicas": 0'
+        )
 
 
 def _process(session: Session) -> Process:

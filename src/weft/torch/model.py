@@ -187,8 +187,13 @@ class DistributedModel(nn.Module):
                 "split, and no rank has both: put the hooks on a module inside that lies on one partition, or on "
                 "tensors (tensor.register_hook)"
             )
-        if self.reducer is not None and share() is None and torch.is_grad_enabled():
-            changes.look(session)
+        if share() is None and torch.is_grad_enabled():
+            if self.training and not session.tracing:
+                session.need_all_replicas(
+                    "a call of the model outside of a weft.step, whose gradients are averaged,"
+                )
+            if self.reducer is not None:
+                changes.look(session)
         if session.device.type != "cpu":
             args, kwargs = map_tensors((args, kwargs), lambda t: _on(session.device, t))
         glue = running()
@@ -523,6 +528,7 @@ class DistributedModel(nn.Module):
         if not enable:
             yield
             return
+        current.session().need_all_replicas("join()")
         settings = current.session().settings
         if settings.rebalance:
             raise UsageError(
@@ -547,6 +553,7 @@ class DistributedModel(nn.Module):
             raise UsageError("the model has a communication hook already; a model takes one")
         if not callable(hook):
             raise UsageError(f"a communication hook is a function, not {hook!r}")
+        current.session().need_all_replicas("a communication hook")
         if current.session().settings.replica_shards > 1:
             raise UsageError(
                 "a communication hook does not fit sharded_data_parallel_degree and expert_parallel_degree, where "

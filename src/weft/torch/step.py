@@ -280,7 +280,7 @@ class Step:
         """One partition: plain accumulation over microbatches; their results, and their weights."""
         session.count_step(self._evaluates(session))
         session.monitor.note("", session.steps)
-        results = []
+        results, trained = [], False
         offloading = nullcontext if session.activations is None else session.activations.all
         for index in range(batch.microbatches):
             args, kwargs = batch.slice(index)
@@ -297,12 +297,13 @@ class Step:
                     ):
                         raise UsageError(READS_SHARES) from error
                     raise
-                self._trains |= trains()
+                trained |= trains()
             result = map_tensors(result, settled, attributes=True)
             if self.detach_outputs:
                 result = map_tensors(result, lambda t: t.detach(), attributes=True)
             results.append(result)
-        finish_step(session)
+        self._trains |= trained
+        finish_step(session, trained)
         return results, batch.weights()
 
     def _pipelined(self, session: Session, batch: MiniBatch, proof: compare.Proof | None) -> Results:
@@ -324,7 +325,7 @@ class Step:
         self.latest = max(self.latest or 0, *run.latest)
         session.pipeline.channel.mailbox.discard(session.steps, session.pipeline.generation)
         session.monitor.note("", session.steps)
-        finish_step(session)
+        finish_step(session, run.trained)
         if session.decided.watch is not None:
             session.decided.watch.add(session, run.took_s, batch.microbatches)
         return results, run.batch.weights()

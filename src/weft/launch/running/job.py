@@ -37,6 +37,10 @@ class Job:
         hosts: Where the ranks are, the same number on each; this machine if there are none.
         recording: Where ranks write what they record; what lies there on other hosts comes to this one at the end.
         least_hosts: With how many of them the job may go on; 0 if only with all.
+        replica_ranks: How many ranks each replica has, where each is a job of its own; else 0.
+        least_replicas: With how many of these the job may go on.
+        replica_restarts: How often replicas may be started again, together.
+        replica: Which of these this job is.
     """
 
     command: Sequence[str]
@@ -51,6 +55,14 @@ class Job:
     hosts: Sequence[Host] = ()
     least_hosts: int = 0
     recording: str = ""
+    replica_ranks: int = 0
+    least_replicas: int = 0
+    replica_restarts: int = 0
+    replica: int | None = None
+
+    def shown(self, rank: int) -> int:
+        """The number of a rank among those of all replicas."""
+        return rank if self.replica is None else self.replica * self.ranks + rank
 
 
 class Process(Protocol):

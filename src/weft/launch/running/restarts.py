@@ -13,6 +13,7 @@ from weft.errors import ConfigError, WeftError
 from weft.launch.local import Launcher, heeded
 from weft.launch.root_cause import signal_name
 from weft.launch.running.job import Failed, Job
+from weft.launch.running.replicas import Replicas
 from weft.terminal_text import visible
 from weft.units import format_seconds
 
@@ -106,7 +107,8 @@ def _attempts(job: Job, wait: Callable[[float], int]) -> int:
     attempts: list[Attempt] = []
     while True:
         began = time.monotonic()
-        with Launcher(replace(job, attempt=len(attempts))) as launcher:
+        started = Replicas if job.replica_ranks else Launcher
+        with started(replace(job, attempt=len(attempts))) as launcher:
             code = launcher.run()
         attempts.append(Attempt(time.monotonic() - began, launcher.failed))
         failures = [attempt.failed for attempt in attempts if attempt.failed is not None]

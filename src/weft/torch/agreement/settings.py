@@ -149,7 +149,7 @@ class Agreement:
         return self._find_settings(), self._find_written()
 
     def _find_settings(self) -> str:
-        if self._session.place.world_size == 1:
+        if self._session.place.world_size == 1 and self._session.rejoin is None:
             return "{}"
         described = [*self._describe()]
         if described != self._described:

@@ -111,6 +111,13 @@ def torch_optimizer_of(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
+def own_state(optimizer: Any) -> tuple[dict[str, Any], Any]:
+    """An optimizer's state on this rank, and what else it has, as :func:`load_optimizer` takes them."""
+    if isinstance(optimizer, DistributedOptimizer):
+        return optimizer.own_state()
+    return optimizer.state_dict(), None
+
+
 def parameter_names(model: DistributedModel, optimizer: Any) -> list[list[str]]:
     """The names of an optimizer's parameters, by group."""
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
@@ -156,7 +163,7 @@ def add_optimizer(
     saved = optimizer.saved() if wrapped else [first] * len(flat)
     copied = optimizer.saved(parts=True) if wrapped else saved
     whole = optimizer.whole_states if wrapped else ()
-    state_dict, more = optimizer.own_state() if wrapped else (optimizer.state_dict(), None)
+    state_dict, more = own_state(optimizer)
     here = pipeline_position(session)
     encoder = saved_values.encoder(part.tensors, f"{section}-{session.rank}")
     values: dict[str, Any] = {}

@@ -15,8 +15,10 @@ from torch import Generator
 from weft.checkpoint.agree import ask_first
 from weft.checkpoint.find import saves
 from weft.checkpoint.loop import RUN, Loop, Place
-from weft.checkpoint.stop import Stop
+from weft.checkpoint.stop import Stop, Stops, StopTogether
 from weft.errors import UsageError
+from weft.torch.checkpoint import named_state
+from weft.torch.checkpoint.hand_over import HandOver
 from weft.torch.checkpoint.resume import only_model, resume_from_checkpoint
 from weft.torch.checkpoint.save import finish_checkpoint, save_checkpoint
 from weft.torch.model import DistributedModel
@@ -160,7 +162,7 @@ class Run(Loop):
         self._model, self._optimizer = model, optimizer
         self._also, self._allow_pickle, self._asynchronous = also, allow_pickle, asynchronous
 
-    def _resume(self) -> tuple[Place, Stop, Callable[[int], object]]:
+    def _resume(self) -> tuple[Place, Stops, Callable[[int], object]]:
         session = current.session()
         self._model = only_model(session, self._model)
         if self._model is None:
@@ -173,15 +175,22 @@ class Run(Loop):
         position = Position(session.streams)
         self._also = {**self._also, RUN: position}
         ranks = AllRanks(session, "weft.checkpoints()")
-        if ask_first(ranks, lambda: bool(saves(self._path))):
+        rejoin = session.rejoin
+        if rejoin is not None:
+            optimizers = named_state.list_of(self._optimizer)
+            rejoin.keep(HandOver(session, self._model, optimizers, self._also))
+        if not (rejoin and rejoin.joins) and ask_first(ranks, lambda: bool(saves(self._path))):
             resume_from_checkpoint(
                 self._path, model=self._model, optimizer=self._optimizer, also=self._also,
                 allow_pickle=self._allow_pickle,
             )  # fmt: skip
             position.resume()
-        return position, Stop(session, AllRanks(session, "the end of a step")), session.monitor.reach
+        stop = Stop(session, AllRanks(session, "the end of a step"))
+        return position, stop if rejoin is None else StopTogether(stop, rejoin), session.monitor.reach
 
     def _write(self, tag: str) -> None:
+        if (rejoin := current.session().rejoin) is not None and not rejoin.saves:
+            return
         save_checkpoint(
             self._path, tag, model=self._model, optimizer=self._optimizer,
             user_content={"step": self.step}, num_kept_partial_checkpoints=self._keep,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.errors import UsageError
 from weft.launch.rendezvous import let_go
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Work
 from weft.reduce.exchange import EXTREMES, mark_nan, nan_where_marked
+from weft.reduce.members import VARIABLE as REPLICA
 from weft.transport.private_c10d import gives_works, nccl_options, number_operations, use_backend, work_of
 
 NAMES = ("weft", "smddp")
@@ -227,6 +230,10 @@ def register() -> None:
 
 def _maker(name: str) -> Callable[..., WeftGroup]:
     def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> WeftGroup:
+        if REPLICA in os.environ:
+            raise UsageError(
+                f"min_replicas is for steps of weft, and not for the backend {name}: leave one of them out"
+            )
         return WeftGroup(store, rank, size, timeout, name)
 
     return make

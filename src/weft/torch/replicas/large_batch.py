@@ -29,6 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import ConfigError, UsageError
+from weft.session import ranks
 from weft.torch.session import current
 from weft.torch.session.collectives import broadcast_text
 
@@ -129,6 +130,7 @@ def global_batch_weight(samples: float) -> float:
     if samples < 0 or not math.isfinite(samples):
         raise ConfigError(f"samples is {samples}, it must be a number of at least 0")
     session = current.session()
+    session.need_all_replicas("global_batch_weight()")
     replicas = session.mesh.rdp
     if replicas == 1:
         return 1.0
@@ -152,12 +154,13 @@ def shared_sampler(
     """
     session = current.session()
     if seed is None:
+        session.need_all_replicas("shared_sampler() without seed=")
         with session.doing("shared_sampler()"):
             seed = int(broadcast_text(str(torch.initial_seed() % (1 << 31)), 0, session.group("world")))
     return DistributedSampler(
         dataset,  # type: ignore[arg-type]
         num_replicas=_readers(),
-        rank=session.position(session.reads),
+        rank=ranks.dp_rank() if session.reads == "dp" else ranks.rdp_rank(),
         shuffle=shuffle,
         seed=seed,
         drop_last=drop_last,
@@ -189,5 +192,4 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 def _readers() -> int:
     """The number of ranks that read different samples."""
-    session = current.session()
-    return session.mesh.size(session.reads)
+    return ranks.dp_size() if current.session().reads == "dp" else ranks.rdp_size()

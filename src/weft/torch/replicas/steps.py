@@ -101,6 +101,8 @@ def new_group(session: Session, ranks: tuple[int, ...], backend: str) -> Any:
 
 def begin_step(session: Session, microbatches: int) -> None:
     """Begin the step of all reducers; parameters that replicas share are whole from now on, or when needed."""
+    if session.rejoin is not None:
+        session.rejoin.begin_step(session)
     if session.pipeline is not None:
         shared = [model.shared for model in session.models if model.shared is not None]
         session.pipeline.gathering = [each.units for each in shared if each.units is not None]
@@ -118,8 +120,10 @@ def begin_step(session: Session, microbatches: int) -> None:
             model.reducer.begin(microbatches)
 
 
-def finish_step(session: Session) -> None:
-    """Wait until all replicas have the averages."""
+def finish_step(session: Session, trained: bool) -> None:
+    """Wait until all replicas have the averages. ``trained``: the step had a backward pass."""
+    if session.rejoin is not None:
+        session.rejoin.finish_step(session, trained)
     if session.mesh.rdp == 1:
         return
     with session.doing("the gradients"), record(session, "reduce"):

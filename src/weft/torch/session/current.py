@@ -34,6 +34,7 @@ def session() -> Session:
 
 def get_world_process_group() -> Any:
     """The ``torch.distributed`` group of all ranks; ``None`` for a single process."""
+    session().need_all_replicas("the process group of world")
     return session().group("world")
 
 
@@ -49,11 +50,13 @@ def get_tp_process_group() -> Any:
 
 def get_rdp_process_group() -> Any:
     """The ``torch.distributed`` group behind :func:`get_rdp_group`."""
+    session().need_all_replicas("the process group of rdp")
     return session().group("rdp")
 
 
 def get_dp_process_group() -> Any:
     """The ``torch.distributed`` group behind :func:`get_dp_group`."""
+    session().need_all_replicas("the process group of dp")
     return session().group("dp")
 
 

@@ -101,6 +101,7 @@ class Session(base.Session):
 
     def number_normaliser(self) -> int:
         """A number for a new SyncBatchNorm module, the same on every rank."""
+        self.need_all_replicas("SyncBatchNorm")
         self.normalisers += 1
         return self.normalisers
 

@@ -170,7 +170,11 @@ def _plan_text(
 ) -> str:
     if model.resumed_plan is not None:  # that of the checkpoint
         return str(model.resumed_plan.to_json())
-    return make_plan(session, model, function, batch, link, counted).to_json()
+
+    def make() -> str:
+        return make_plan(session, model, function, batch, link, counted).to_json()
+
+    return make() if session.rejoin is None else session.rejoin.share_plan(make)
 
 
 def make_plan(
