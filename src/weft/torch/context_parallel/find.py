@@ -36,7 +36,7 @@ from weft.torch.tensors.pytree import map_tensors, tensors_in
 from .apply import make_full, placeholder, sequence_in, with_shard, written
 from .exchange import can_cut, cut
 from .regions import BALANCED, Sequences
-from .rules import PRODUCTS, Positions, gathered, is_causal
+from .rules import ALONG_POSITIONS, PRODUCTS, Positions, gathered, is_causal
 from .weights import ContextGroup
 from .zigzag import fits_zigzag, register_zigzag
 
@@ -304,7 +304,7 @@ class Watcher(Positions):
 
     Attributes:
         products: How many products of matrices there were.
-        attends: Whether one of them was attention.
+        attends: Whether one of them was attention, or another function that goes along positions.
         causal: Whether there was causal attention.
     """
 
@@ -316,7 +316,7 @@ class Watcher(Positions):
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         self.products += func in PRODUCTS
-        self.attends |= func is F.scaled_dot_product_attention
+        self.attends |= func in ALONG_POSITIONS
         self.causal |= func is F.scaled_dot_product_attention and is_causal(args, kwargs)
         before = self.collectives.count
         try:

@@ -29,7 +29,7 @@ from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
-from weft.torch.tensors.marks import BLOCKS
+from weft.torch.tensors.marks import BLOCKS, WINDOW
 from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
@@ -128,6 +128,8 @@ class OnMesh2D:
         shard_group = shard_group_of(given) if isinstance(given, DTensor) else None
         if not isinstance(shard_group, ContextGroup) or not isinstance(given, DTensor):
             return self.split(*args, **kwargs)
+        if getattr(given, WINDOW) is not None:
+            raise Unsplittable("takes some positions")
         if self.split.linear.kind == COLUMN and shard_group.name in self.groups:
             return self._column(given, self.groups[shard_group.name])
         if self.split.linear.kind == ROW:

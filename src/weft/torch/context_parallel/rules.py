@@ -27,14 +27,18 @@ from weft.torch.tensor_parallel.rules import (
     draws,
     over_sequences,
     shard_of,
+    shards_in,
     statistics,
     stream_of_part,
 )
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import plain
+from weft.torch.tensors.marks import WINDOW
 from weft.torch.tensors.pytree import map_arguments
 
 from . import all_to_all
+from .recurrences import CUMULATIVE, RECURRENT
+from .shifts import CONVOLUTIONS, SHIFTS, behind_each_other
 from .exchange import KeptSharded, gather, like, own, sharded, share
 from .weights import ContextGroup, used, used_replicated
 from .zigzag import check_blocks
@@ -46,6 +50,9 @@ def gathered(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     if isinstance(owner, ContextGroup) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
         owner = shard_group_of(tensor)
+    if owner is not None and (window := getattr(tensor, WINDOW)) is not None:
+        full: Tensor = window.whole(owner)
+        return full
     ours = owner is None or owner is shard_group or isinstance(owner, ContextGroup)  # the others have heads
     if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
         return gather(tensor, owner or shard_group)
@@ -239,25 +246,36 @@ def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     return given if result is local else like(result, given, shard_group)
 
 
+def put_together(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors behind each other, along positions or another dim."""
+    result = joined(shard_group, func, args, kwargs)
+    return behind_each_other(shard_group, func, args, kwargs) if result is NotImplemented else result
+
+
 PRODUCTS = {
     F.linear: linear,
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__", "bmm")), product),
     **dict.fromkeys(named((torch, Tensor), ("baddbmm",)), added_product),
+    **CONVOLUTIONS,
+    **RECURRENT,
 }
 """The rules for what a model spends its time with."""
+ALONG_POSITIONS = {F.scaled_dot_product_attention, *CONVOLUTIONS, *RECURRENT}
+"""Functions whose sharded dim is that of positions."""
 OWN: dict[Any, Rule] = {
     **{func: rule for func, rule in RULES.items() if rule in (drawn, over_sequences)},
     **dict.fromkeys((func for func, rule in RULES.items() if rule.__name__ == "dropout"), dropout),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is concatenated), joined),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is statistics), statistics),
     **PRODUCTS,
+    **CUMULATIVE,
     **dict.fromkeys(named((torch, F), ("layer_norm", "rms_norm")), norm),
 }
 
 
 _BY_NEIGHBOURS = named(
-    (torch, Tensor, F), ("argmax", "argmin", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "unfold")
+    (torch, Tensor, F), ("argmax", "argmin", "conv2d", "conv3d", "conv_transpose1d", "unfold")
 )
 """What PyTorch does by messages of its own, with blocks behind each other."""
 
@@ -265,15 +283,30 @@ _BY_NEIGHBOURS = named(
 class Positions(Functions):
     """Answers for sequences of one team."""
 
-    rules = OWN
+    rules = {
+        **OWN,
+        **SHIFTS,
+        **dict.fromkeys((func for func, rule in OWN.items() if rule is joined), put_together),
+    }
 
     def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         balanced = isinstance(self.shard_group, ContextGroup) and self.shard_group.balanced
         if balanced and func in _BY_NEIGHBOURS:
             raise Unsplittable("takes whole sequences")
+        if any(getattr(each, WINDOW) is not None for each in shards_in(args, kwargs)):
+            return self._on_windows(func, args, kwargs)
         result = super().on_shards(func, types, args, kwargs)
         if balanced and func not in METADATA:
             check_blocks(result, self.shard_group)
+        return result
+
+    def _on_windows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result for positions that are still to be computed."""
+        rule = self.rules.get(func)
+        takes = rule is put_together or rule in CONVOLUTIONS.values() or rule in SHIFTS.values()
+        result = rule(self.shard_group, func, args, kwargs) if rule and takes else NotImplemented
+        if result is NotImplemented:
+            raise Unsplittable("takes some positions")
         return result
 
     def taken(self, tensor: Tensor) -> Tensor:
