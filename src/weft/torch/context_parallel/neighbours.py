@@ -74,9 +74,7 @@ def with_neighbours(
         raise Unsplittable(f"sees more positions beside its own than the {min(sizes[:-1])} of a block")
     found = [[block] for block in blocks]
     if front or back:
-        edges = [
-            torch.cat([_last(block, dim, front), _first(block, dim, back)], dim) for block in blocks
-        ]
+        edges = [torch.cat([_last(block, dim, front), _first(block, dim, back)], dim) for block in blocks]
         full = of_all_blocks(edges, shard_group)
         for pieces, number in zip(found, own_blocks(shard_group), strict=True):
             # the edges of every rank are in its graph, also where zeros take their place: all ranks sum gradients

@@ -114,9 +114,8 @@ class _Chain(Quiet):
             if turn == shard_group.rank:
                 wanted = [each for each in leaves if each.requires_grad]
                 of_results = (gradient, *_apart(flat, of_states))
-                found = dict(
-                    zip(map(id, wanted), torch.autograd.grad(results, wanted, of_results, allow_unused=True), strict=True)
-                )
+                made = torch.autograd.grad(results, wanted, of_results, allow_unused=True)
+                found = dict(zip(map(id, wanted), made, strict=True))
                 gradients = [found.get(id(each)) for each in leaves]
                 begins = [
                     torch.zeros_like(each) if each_gradient is None else each_gradient
@@ -127,8 +126,14 @@ class _Chain(Quiet):
         for number in range(1, 1 + ctx.count):  # those of the sequence's begin belong to its first rank
             if shard_group.rank:
                 gradients[number] = torch.zeros_like(leaves[number])
-        return None, None, None, *(
-            each if wants else None for each, wants in zip(gradients, ctx.needs_input_grad[3:], strict=True)
+        return (
+            None,
+            None,
+            None,
+            *(
+                each if wants else None
+                for each, wants in zip(gradients, ctx.needs_input_grad[3:], strict=True)
+            ),
         )
 
 
@@ -142,5 +147,7 @@ def _apart(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.view(each.shape).clone() for piece, each in zip(pieces, like, strict=True)]
 
 
-RECURRENT: dict[Any, Rule] = dict.fromkeys(named((torch,), ("lstm", "gru", "rnn_tanh", "rnn_relu")), recurrent)
+RECURRENT: dict[Any, Rule] = dict.fromkeys(
+    named((torch,), ("lstm", "gru", "rnn_tanh", "rnn_relu")), recurrent
+)
 CUMULATIVE: dict[Any, Rule] = dict.fromkeys(named((torch, torch.Tensor), ("cumsum",)), cumulative_sum)

@@ -37,9 +37,9 @@ from weft.torch.tensors.marks import WINDOW
 from weft.torch.tensors.pytree import map_arguments
 
 from . import all_to_all
+from .exchange import KeptSharded, gather, like, own, sharded, share
 from .recurrences import CUMULATIVE, RECURRENT
 from .shifts import CONVOLUTIONS, SHIFTS, behind_each_other
-from .exchange import KeptSharded, gather, like, own, sharded, share
 from .weights import ContextGroup, used, used_replicated
 from .zigzag import check_blocks
 

@@ -23,7 +23,7 @@ OF_TENSORS = {
     "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, over which ranks
     "_weft_away": None,  # on a parameter that has no values just now: who gathers it, see ``tensors.cut_weights``
     "_weft_blocks": None,  # on the result of a sharded fused projection: the sizes of its blocks
-    "_weft_window": None,  # on parts of sequences: the ``Window`` that is to be computed, see ``context_parallel.shifts``
+    "_weft_window": None,  # on sharded positions: the ``Window`` of them that is still to be computed
     "_weft_entered": None,  # on sharded positions that linears take: how often written, what all of these share
     "_weft_tags": None,  # while it is found out what can be split: the linears that a sharded tensor comes from
     "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.sharded_activations``
