@@ -36,6 +36,7 @@ from weft.torch.tensors.shards import ShardPositions
 from . import rules
 from .exchange import like
 from .rules import OWN, Positions, attention, dropout, norm, product
+from .scans import KNOWN
 from .weights import ContextGroup
 from .zigzag import register_zigzag
 
@@ -290,7 +291,7 @@ class HeadsAndPositions(Positions):
             raise Unsplittable("has operands in different parts")
         if any(getattr(each, BLOCKS) is not None for each in found):
             return apart(self.shard_group, func, args, kwargs)
-        if func in OWN and func not in self.rules:
+        if (func in OWN or func in KNOWN) and func not in self.rules:
             raise Unsplittable("needs all heads")
         plain = [
             each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.requires_grad

@@ -39,6 +39,7 @@ from weft.torch.tensors.pytree import map_arguments
 from . import all_to_all
 from .exchange import KeptSharded, gather, like, own, sharded, share
 from .recurrences import CUMULATIVE, RECURRENT
+from .scans import KNOWN
 from .shifts import CONVOLUTIONS, SHIFTS, behind_each_other
 from .weights import ContextGroup, used, used_replicated
 from .zigzag import check_blocks
@@ -295,6 +296,8 @@ class Positions(Functions):
             raise Unsplittable("takes whole sequences")
         if any(getattr(each, WINDOW) is not None for each in shards_in(args, kwargs)):
             return self._on_windows(func, args, kwargs)
+        if func in KNOWN:
+            return KNOWN[func](self.shard_group, func, args, kwargs)
         result = super().on_shards(func, types, args, kwargs)
         if balanced and func not in METADATA:
             check_blocks(result, self.shard_group)
@@ -326,7 +329,7 @@ class Positions(Functions):
         except FATAL:
             raise
         except Exception as reason:
-            if func in OWN:  # of this rank's positions alone, perhaps: the others would not gather
+            if func in OWN or func in KNOWN:  # of this rank's positions alone, perhaps: the others would not gather
                 raise
             return self.on_full_tensors(func, args, kwargs, reason)
 

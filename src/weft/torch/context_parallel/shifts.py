@@ -137,7 +137,7 @@ class Window:
         if self.convolution:
             blocks = list(map(self.convolution.on_positions(shard_group), blocks))
         local = blocks[0] if len(blocks) == 1 else torch.cat(blocks, self.dim)
-        return sharded(local, self.dim, self.total, shard_group)
+        return sharded(local.contiguous(), self.dim, self.total, shard_group)
 
     def _shape(self, shape: torch.Size) -> list[int]:
         assert self.convolution is not None

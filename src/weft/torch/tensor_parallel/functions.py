@@ -132,6 +132,11 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
     return _plain(func, types, args, kwargs or {})
 
 
+def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a function of the model's own, among whose arguments are sharded tensors, by the rules of these."""
+    return _torch_function(func, (), args, kwargs)
+
+
 def answer(functions: Functions) -> None:
     """From now on these run on the tensors of their sharding group."""
     _functions[functions.shard_group.name] = functions
