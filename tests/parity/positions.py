@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from tests.parity import sequences
 from tests.parity.registry import Checks
-from tests.parity.sequences import WORDS, Job, Layer
+from tests.parity.recurrent_models import RECURRENT, WINDOWED
+from tests.parity.sequences import HEADS, WORDS, Job, Layer, Sent, Words, case_trains
 from weft.torch.context_parallel import Sequences
 
 CHECKS = Checks()
@@ -173,6 +174,65 @@ def beside_causal_attention_blocks_are_from_both_ends() -> None:
 @CHECKS.check
 def blocks_may_be_smaller_than_what_is_seen() -> None:
     trained(partial(Mixed, "dilated", "shifted_by_cat"), (24, 8, 9, 10, 11))
+
+
+class InWindows(Layer):
+    """Attention in a sliding window, which is as long as the batch's first word says."""
+
+    window: int
+    numbers = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        q, k, v = self.qkv(self.before(x)).view(samples, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        at = torch.arange(length)
+        mask = (at <= at[:, None]) & (at > at[:, None] - self.window)
+        if self.numbers:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Windows(Words):
+    """Layers with attention in windows: one that is causal besides, if ``balanced``."""
+
+    def __init__(self, balanced: bool = False) -> None:
+        super().__init__(0.0, places=96)
+        self.layers = nn.ModuleList(InWindows(0.0) for _ in range(3))
+        self.layers[1].numbers = True
+        if balanced:
+            self.layers.append(Layer(0.0))
+
+    def forward(self, words: Tensor) -> Tensor:
+        for layer in self.layers:
+            layer.window = {96: 9, 95: 5, 64: 60}[words.shape[1]]
+        return super().forward(words)
+
+
+@CHECKS.check
+def windows_get_the_keys_that_they_show() -> None:
+    """Also where a later mask shows more."""
+    sent = {}
+    for balanced in (False, True):
+        job = Job(net=partial(Windows, balanced), lengths=(96, 95, 64), verify="gradients")
+        job.trains_as_one_process()
+        assert Sequences.from_record(job.model.plan.sequences).balanced == balanced
+    job = Job(net=Windows, lengths=(96, 64), verify="off", context_parallel_attention="all_gather")
+    job.train(1)
+    for length in (96, 64):
+        job.lengths = (length,)
+        with Sent() as counted:
+            job.train(1)
+        sent[length] = counted.bytes["reduce_scatter"]
+    print(f"gradients of keys and values: {sent} bytes", flush=True)
+    assert sent[96] < 0.6 * sent[64]
+
+
+@CHECKS.of_each(*RECURRENT, *WINDOWED)
+def a_model_trains(name: str) -> None:
+    model, layers = case_trains({**RECURRENT, **WINDOWED}[name])
+    if CHECKS.given.partitions == 1:
+        assert len(layers) >= 2, Sequences.from_record(model.plan.sequences).text()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import weft.torch as weft
 from tests import training
 from tests.parity.registry import Checks
 from tests.parity.zoo import CASES
+from tests.parity.zoo.case import Case
 from tests.training import made_late, next_words, sgd, squares, start, step_of
 from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel import Sequences
@@ -555,11 +556,10 @@ def cut_between(named: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]
     ]
 
 
-@CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")
-def a_model_trains_as_in_one_process(name: str) -> None:
+def case_trains(case: Case) -> tuple[Any, list[str]]:
+    """A model of `transformers` trains as in one process: the model, and its modules whose sequences are cut."""
     gc.collect()
     weft.init({"partitions": given.partitions, "microbatches": 2})
-    case = CASES[name]
     net: Any = case.build()
     net.config.use_cache = False
     alone = copy.deepcopy(net)
@@ -584,8 +584,14 @@ def a_model_trains_as_in_one_process(name: str) -> None:
             sum(loss.item() for loss in own) * len(parts) / 2, rel=1e-5
         )
     layers = [n for n, m in net.named_modules() if isinstance(vars(m).get("forward"), Region)]
-    assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
     torch.testing.assert_close(model.state_dict(), dict(alone.state_dict()), rtol=1e-5, atol=1e-6)
+    return model, layers
+
+
+@CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")
+def a_model_trains_as_in_one_process(name: str) -> None:
+    _, layers = case_trains(CASES[name])
+    assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
 
 
 @CHECKS.check

@@ -37,6 +37,7 @@ from . import rules
 from .exchange import like
 from .rules import OWN, Positions, attention, dropout, norm, product
 from .scans import KNOWN
+from .shifts import SHIFTS
 from .weights import ContextGroup
 from .zigzag import register_zigzag
 
@@ -293,6 +294,8 @@ class HeadsAndPositions(Positions):
             return apart(self.shard_group, func, args, kwargs)
         if (func in OWN or func in KNOWN) and func not in self.rules:
             raise Unsplittable("needs all heads")
+        if func in SHIFTS and SHIFTS[func](args, kwargs) is not None:
+            raise Unsplittable("sees positions of other ranks")
         plain = [
             each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.requires_grad
         ]

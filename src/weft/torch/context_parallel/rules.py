@@ -40,8 +40,9 @@ from . import all_to_all
 from .exchange import KeptSharded, gather, like, own, sharded, share
 from .recurrences import CUMULATIVE, RECURRENT
 from .scans import KNOWN
-from .shifts import CONVOLUTIONS, SHIFTS, behind_each_other
+from .shifts import CONVOLUTIONS, SHIFTS, shifted
 from .weights import ContextGroup, used, used_replicated
+from .windows import reach_of, windowed
 from .zigzag import check_blocks
 
 
@@ -127,10 +128,18 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     if causal and total > key.shape[-2]:
         raise Unsplittable("is causal, with fewer keys than queries")
     assert isinstance(query, DTensor)
+    apart = _from_back(key) == _from_back(value) == 2
+    chosen = getattr(shard_group, "attention", "all_gather")
+    if mask is not None and not isinstance(mask, DTensor) and apart and chosen != "all_to_all" and not causal:
+        reach = None if mask.requires_grad or key.shape[-2] != total else reach_of(mask, total, shard_group)
+        if reach is not None:
+            shards = query.to_local(), key.to_local(), value.to_local()
+            with stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
+                return like(windowed(func, *shards, mask, reach, given, shard_group), query, shard_group)
     if (
         isinstance(shard_group, ContextGroup)
         and not isinstance(mask, DTensor)
-        and _from_back(key) == _from_back(value) == 2
+        and apart
         and all_to_all.chosen(query, key, value, shard_group)
     ):
         shards = query.to_local(), key.to_local(), value.to_local()
@@ -250,7 +259,7 @@ def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
 def put_together(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Tensors behind each other, along positions or another dim."""
     result = joined(shard_group, func, args, kwargs)
-    return behind_each_other(shard_group, func, args, kwargs) if result is NotImplemented else result
+    return shifted(shard_group, func, args, kwargs) if result is NotImplemented else result
 
 
 PRODUCTS = {
@@ -286,7 +295,7 @@ class Positions(Functions):
 
     rules = {
         **OWN,
-        **SHIFTS,
+        **dict.fromkeys(SHIFTS, shifted),
         **dict.fromkeys((func for func, rule in OWN.items() if rule is joined), put_together),
     }
 
@@ -306,7 +315,7 @@ class Positions(Functions):
     def _on_windows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result for positions that are still to be computed."""
         rule = self.rules.get(func)
-        takes = rule is put_together or rule in CONVOLUTIONS.values() or rule in SHIFTS.values()
+        takes = func in SHIFTS or func in CONVOLUTIONS
         result = rule(self.shard_group, func, args, kwargs) if rule and takes else NotImplemented
         if result is NotImplemented:
             raise Unsplittable("takes some positions")
@@ -329,7 +338,9 @@ class Positions(Functions):
         except FATAL:
             raise
         except Exception as reason:
-            if func in OWN or func in KNOWN:  # of this rank's positions alone, perhaps: the others would not gather
+            if (
+                func in OWN or func in KNOWN
+            ):  # of this rank's positions alone, perhaps: the others would not gather
                 raise
             return self.on_full_tensors(func, args, kwargs, reason)
 

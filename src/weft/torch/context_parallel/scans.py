@@ -49,10 +49,20 @@ _DELTA_RULE = Scan(
 )
 SCANS = {
     "mamba_selective_scan": Scan(
-        dict(hidden_states="bct", dt="bct", A="c.", B="b.t", C="b.t", D="c", z="bct", delta_bias="c"), ("bct", "bc.")
+        dict(hidden_states="bct", dt="bct", A="c.", B="b.t", C="b.t", D="c", z="bct", delta_bias="c"),
+        ("bct", "bc."),
     ),
     "mamba2_chunk_scan": Scan(
-        dict(hidden_states="btc.", dt="btc", A="c", B="btg.", C="btg.", D="c", dt_bias="c", initial_states="bc.."),
+        dict(
+            hidden_states="btc.",
+            dt="btc",
+            A="c",
+            B="btg.",
+            C="btg.",
+            D="c",
+            dt_bias="c",
+            initial_states="bc..",
+        ),
         ("btc.", "bc.."),
     ),
     "torch_chunk_gated_delta_rule": _DELTA_RULE,
@@ -124,7 +134,9 @@ def by_channels(
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     rest = {name: value for name, value in given.items() if name not in tensors}
     if tensors.keys() - scan.arguments or shards_in((), rest):
-        raise Unsplittable(f"has an argument that is not known: {[*(tensors.keys() - scan.arguments), *rest]}")
+        raise Unsplittable(
+            f"has an argument that is not known: {[*(tensors.keys() - scan.arguments), *rest]}"
+        )
     channels = Channels(scan, tensors, shard_group)
     own = {name: channels.own(value, scan.arguments[name]) for name, value in tensors.items()}
     own.update(channels.exchanged())
@@ -147,9 +159,7 @@ class Channels:
             if isinstance(tensors[name], DTensor) and shard_of(tensors[name]) != dims.index("t"):
                 raise Unsplittable("is cut along another dim than positions")
         self.total = {tensors[name].shape[dims.index("t")] for name, dims in long.items()}.pop()
-        self.count = next(
-            tensors[name].shape[dims.index("c")] for name, dims in long.items() if "c" in dims
-        )
+        self.count = next(tensors[name].shape[dims.index("c")] for name, dims in long.items() if "c" in dims)
         if self.count % shard_group.size:
             raise Unsplittable(f"has {self.count} channels, which cannot be divided by {shard_group.size}")
         self.own_count = self.count // shard_group.size

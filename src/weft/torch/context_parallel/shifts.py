@@ -13,6 +13,7 @@ brought it to the length of the sequence. The first step alone takes the whole.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,74 +169,74 @@ def _zeros(tensor: Tensor, dim: int, count: int) -> Tensor:
     return tensor.new_zeros([*tensor.shape[:dim], count, *tensor.shape[dim + 1 :]])
 
 
-def pad(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+def pad(args: Any, kwargs: Any) -> Window | None:
     """Zeros before and behind positions."""
     given = {**dict(zip(("input", "pad", "mode", "value"), args, strict=False)), **kwargs}
-    x, sides = given["input"], [*given["pad"]]
-    window = Window.of(x)
-    at = 2 * (x.ndim - 1 - window.dim)
-    if not any(sides[at : at + 2]):
-        return NotImplemented
+    window, sides = _window_in(given["input"]), [*given["pad"]]
+    if window is None:
+        return None
+    at = 2 * (window.x.ndim - 1 - window.dim)
+    before, behind = sides[at : at + 2] or (0, 0)
+    if not (before or behind):
+        return None
     rest = [*sides[:at], *sides[at + 2 :]]
     if any(rest) or given.get("mode", "constant") != "constant" or given.get("value"):
         raise Unsplittable("pads positions with other values than zeros, or more than positions")
-    before, behind = sides[at : at + 2]
     window = window.padded(max(before, 0), max(behind, 0))
-    return window.narrowed(max(-before, 0), window.length - max(-behind, 0)).computed(shard_group)
+    return window.narrowed(max(-before, 0), window.length - max(-behind, 0))
 
 
-def item(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
-    """Positions from one to another."""
+def item(args: Any, kwargs: Any) -> Window | None:
+    """Positions from one to another, by an index."""
     x, index = args
-    index = index if isinstance(index, tuple) else (index,)
-    if any(each is None or isinstance(each, (Tensor, list)) for each in index):
-        return NotImplemented
+    window, index = _window_in(x), index if isinstance(index, tuple) else (index,)
+    if window is None or any(each is None or isinstance(each, (Tensor, list)) for each in index):
+        return None
     if Ellipsis in index:
-        at = next(n for n, each in enumerate(index) if each is Ellipsis)
+        at = index.index(Ellipsis)
         index = (*index[:at], *[slice(None)] * (x.ndim - len(index) + 1), *index[at + 1 :])
-    window = _window_in(x)
-    if window is None or len(index) <= window.dim or not isinstance(index[window.dim], slice):
-        return NotImplemented
-    first, stop, step = index[window.dim].indices(x.shape[window.dim])
-    if (first, stop, step) == (0, x.shape[window.dim], 1) and getattr(x, WINDOW) is None:
-        return NotImplemented
-    full = slice(None)
-    if step != 1 or stop <= first or any(each != full for n, each in enumerate(index) if n != window.dim):
+    if len(index) <= window.dim or not isinstance(index[window.dim], slice):
+        return None
+    taken = index[window.dim].indices(x.shape[window.dim])
+    if taken == (0, x.shape[window.dim], 1):
+        return None
+    others = [each for dim, each in enumerate(index) if dim != window.dim]
+    first, stop, step = taken
+    if step != 1 or stop <= first or any(each != slice(None) for each in others):
         raise Unsplittable("takes some positions")
-    return window.narrowed(first, stop).computed(shard_group)
+    return window.narrowed(first, stop)
 
 
-def narrow(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+def narrow(args: Any, kwargs: Any) -> Window | None:
     """Positions from one to another."""
     if kwargs or len(args) != 4 or any(isinstance(each, Tensor) for each in args[1:]):
-        return NotImplemented
+        return None
     x, dim, first, count = args
     window = _window_in(x)
-    if window is None or dim % x.ndim != window.dim:
-        return NotImplemented
-    return window.narrowed(first % x.shape[dim], first % x.shape[dim] + count).computed(shard_group)
+    if window is None or dim % x.ndim != window.dim or count == x.shape[dim]:
+        return None
+    return window.narrowed(first % x.shape[dim], first % x.shape[dim] + count)
 
 
-def _window_in(x: Any) -> Window | None:
-    return Window.of(x) if isinstance(x, DTensor) and shard_of(x) is not None else None
-
-
-def behind_each_other(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+def behind_each_other(args: Any, kwargs: Any) -> Window | None:
     """Something in front of positions of which the last ones are left out."""
     if not args or not isinstance(args[0], (list, tuple)) or len(args[0]) != 2:
-        return NotImplemented
+        return None
     first, x = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     window = _window_in(x)
     if window is None or dim % x.ndim != window.dim or shard_of(first) is not None:
-        return NotImplemented
+        return None
     if window.start or window.head is not None or window.convolution or first.ndim != x.ndim:
         raise Unsplittable("takes whole sequences")
     if isinstance(first, DTensor):
         first = first.to_local()  # replicated
-    head = first.expand(*(size if n != window.dim else -1 for n, size in enumerate(x.shape)))
-    moved = dataclasses.replace(window, start=-first.shape[window.dim], head=head.to(x.dtype))
-    return moved.computed(shard_group)
+    head = first.to(x.dtype)
+    return dataclasses.replace(window, start=-first.shape[window.dim], head=head)
+
+
+def _window_in(x: Any) -> Window | None:
+    return Window.of(x) if isinstance(x, DTensor) and shard_of(x) is not None else None
 
 
 def convolution(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
@@ -262,9 +263,17 @@ def _one(value: Any) -> int:
     return int(value[0]) if isinstance(value, (list, tuple)) else int(value)
 
 
+def shifted(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions that give some positions, or more than there are."""
+    window = SHIFTS[func](args, kwargs)
+    return NotImplemented if window is None else window.computed(shard_group)
+
+
 CONVOLUTIONS: dict[Any, Rule] = dict.fromkeys(named((torch, F), ("conv1d",)), convolution)
-SHIFTS: dict[Any, Rule] = {
+SHIFTS: dict[Any, Callable[[Any, Any], Window | None]] = {
     **dict.fromkeys(named((torch, F), ("pad", "constant_pad_nd")), pad),
     **dict.fromkeys(named((torch, Tensor), ("narrow",)), narrow),
+    **dict.fromkeys(named((torch,), ("cat", "concat", "concatenate")), behind_each_other),
     Tensor.__getitem__: item,
 }
+"""The positions that a function gives, of a sequence; None if it does something else."""
