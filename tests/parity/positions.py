@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.parity import sequences
-from tests.parity.registry import Checks
 from tests.parity.recurrent_models import RECURRENT, WINDOWED
+from tests.parity.registry import Checks
 from tests.parity.sequences import HEADS, WORDS, Job, Layer, Sent, Words, case_trains
 from weft.torch.context_parallel import Sequences
 

@@ -364,6 +364,31 @@ class Batched(Layer):
         return x + self.outer(F.gelu(self.inner(self.between(x))))
 
 
+class WritingPlaces(Layer):
+    """Writes the scores of one position in a later step."""
+
+    late = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if self.late:
+            x = x.clone()
+            x[:, 1] = x[:, 0] * 2
+        return x
+
+
+@CHECKS.check
+def writes_of_some_positions_are_refused() -> None:
+    """PyTorch would write into a copy of them."""
+    net = Words(0.0)
+    net.layers = nn.ModuleList(WritingPlaces(0.0) for _ in range(2))
+    job = Job(net=lambda: net, verify="off", lengths=(8,))
+    job.train(1)
+    for layer in net.layers:
+        layer.late = True
+    job.train(1)
+
+
 @CHECKS.check
 def samples_and_heads_may_be_one_dimension() -> None:
     def net() -> nn.Module:

@@ -28,7 +28,7 @@ from weft.torch.tensor_parallel.sharded_activations import AllGathered
 from weft.torch.tensors.shards import ShardPositions
 
 from .all_to_all import heads_for_positions, positions_for_heads
-from .exchange import share, sharded
+from .exchange import sharded, share
 from .neighbours import with_neighbours
 from .weights import used
 
@@ -73,7 +73,7 @@ CONVOLUTION = "causal_conv1d_fn"
 FUSED = "mamba_inner_fn", "mamba2_split_conv1d_scan_combined"
 """A layer in one kernel, which may give None: then the layer calls the scan."""
 KNOWN: dict[Any, Rule] = {}
-"""The rules of the functions that were found in the files of models."""
+"""The rules of what stands for functions in the files of models."""
 
 
 def know_scans(modules: Iterable[nn.Module]) -> None:
@@ -85,8 +85,8 @@ def know_scans(modules: Iterable[nn.Module]) -> None:
             if inspect.isfunction(function) and not hasattr(function, "_weft_stands_for"):
                 rule = _rule(name, function)
                 if rule is not None:
-                    KNOWN[function] = rule
                     names[name] = _standing_for(function)
+                    KNOWN[names[name]] = rule
 
 
 def _rule(name: str, function: Callable[..., Any]) -> Rule | None:
@@ -103,7 +103,7 @@ def _rule(name: str, function: Callable[..., Any]) -> Rule | None:
 def _standing_for(function: Any) -> Any:
     @functools.wraps(function)
     def scan(*args: Any, **kwargs: Any) -> Any:
-        return answered(function, args, kwargs) if shards_in(args, kwargs) else function(*args, **kwargs)
+        return answered(scan, args, kwargs) if shards_in(args, kwargs) else function(*args, **kwargs)
 
     scan._weft_stands_for = function  # type: ignore[attr-defined]
     return scan
