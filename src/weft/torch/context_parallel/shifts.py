@@ -225,7 +225,7 @@ def behind_each_other(args: Any, kwargs: Any) -> Window | None:
     first, x = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     window = _window_in(x)
-    if window is None or dim % x.ndim != window.dim or shard_of(first) is not None:
+    if window is None or dim % x.ndim != window.dim or shard_of(first) is not None or first.shape == (0,):
         return None
     if window.start or window.head is not None or window.convolution or first.ndim != x.ndim:
         raise Unsplittable("takes whole sequences")

@@ -1,8 +1,8 @@
 """Attention in windows: a rank gets the keys and values that its mask shows, and no others.
 
 A mask is whole, and the same on all ranks. So each reads from it how far any block of positions sees beyond itself; all
-ranks come to the same number, and nothing is sent for it. It is read in every step. Where it shows more than the blocks
-beside, keys and values of all positions are gathered, in that step.
+ranks come to the same number, and nothing is sent for it. It is read in every step. Where a block sees more positions
+than it has, keys and values of all are gathered, in that step.
 
     keys         | block 0 | block 1 | block 2 | block 3 |
     queries of block 2     before ->|=========|            a sliding window
@@ -26,7 +26,7 @@ Reach = tuple[int, int]
 
 
 def reach_of(mask: Tensor, total: int, shard_group: ShardGroup) -> Reach | None:
-    """How far the blocks of ``total`` positions see by a mask; None if it is further than the blocks beside.
+    """How far the blocks of ``total`` positions see by a mask; None if that is more than a block.
 
     Args:
         mask: (..., positions, positions): booleans, or numbers added to scores, with ``-inf`` for what is not seen.
@@ -37,8 +37,7 @@ def reach_of(mask: Tensor, total: int, shard_group: ShardGroup) -> Reach | None:
         return None
     sizes = block_sizes(total, shard_group)
     first, last = _reach(mask, sizes)
-    fits = first <= min(sizes[:-1]) and last <= min(sizes[1:-1], default=last)
-    return (first, last) if fits else None
+    return (first, last) if first + last <= min(sizes) else None
 
 
 def _reach(mask: Tensor, sizes: list[int]) -> Reach:
