@@ -617,7 +617,8 @@ def case_trains(case: Case) -> tuple[Any, list[str]]:
 @CHECKS.of_each("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM")
 def a_model_trains_as_in_one_process(name: str) -> None:
     _, layers = case_trains(CASES[name])
-    assert len(layers) == (5 if given.partitions == 1 else len(layers)) > 1, layers
+    heads = current.session().settings.tensor_parallel_degree == 1  # else a head may be cut over other ranks
+    assert len(layers) >= (4 + heads if given.partitions == 1 else 2), layers
 
 
 @CHECKS.check

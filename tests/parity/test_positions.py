@@ -13,7 +13,9 @@ from .positions import CHECKS
 
 MODELS = [name for name in CHECKS if name.startswith("a_model_trains")]
 OWN = [name for name in CHECKS if name not in MODELS]
-FEW = [f"a_model_trains[{family}, positions]" for family in ("Lfm2", "Mamba2", "Qwen3Next", "Rwkv", "Mistral")]
+FEW = [
+    f"a_model_trains[{family}, positions]" for family in ("Lfm2", "Mamba2", "Qwen3Next", "Rwkv", "Mistral")
+]
 LAYOUTS: list[Layout] = [
     (2, 1, {"context_parallel_degree": 2}, [*CHECKS]),
     (4, 1, {"context_parallel_degree": 4}, [*OWN, *FEW]),

@@ -26,6 +26,7 @@ WITH_HEADS = ["layers_may_be_checkpointed", "samples_and_heads_may_be_one_dimens
 PRECISE = ["norms_have_one_precision_on_all_ranks"]
 MODELS = [name for name in CHECKS if name.startswith("a_model_trains")]
 MORE = ["outside_of_steps_a_rank_computes_by_itself", *MODELS]
+BY_LAYER = {"sharded_data_parallel_degree": 2, "sharded_parameters_gathered": "microbatch"}
 LAYOUTS: list[Layout] = [
     (2, 1, {"context_parallel_degree": 2}, ALL),
     (2, 1, {"tensor_parallel_degree": 2}, [BESIDE]),
@@ -39,6 +40,20 @@ LAYOUTS: list[Layout] = [
         {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
         [*SOME, *SAVES, *WITH_HEADS, ATTENTION],
     ),
+    (
+        4,
+        1,
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, "sequence_parallel": True},
+        [*SOME, *SAVES, "layers_may_be_checkpointed", *MODELS],
+    ),
+    (4, 1, {"context_parallel_degree": 2, **BY_LAYER}, [SOME[0], *SAVES, "gradients_may_be_scaled", *MODELS]),
+    (
+        8,
+        1,
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2},
+        [*SOME, *SAVES],
+    ),
+    (8, 1, {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **BY_LAYER}, [SOME[0]]),
     (2, 2, {}, SAVES),
 ]
 

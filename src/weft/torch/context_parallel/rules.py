@@ -256,7 +256,7 @@ def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     return given if result is local else like(result, given, shard_group)
 
 
-def put_together(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+def concatenated_positions(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     """Tensors behind each other, along positions or another dim."""
     result = joined(shard_group, func, args, kwargs)
     return shifted(shard_group, func, args, kwargs) if result is NotImplemented else result
@@ -296,7 +296,7 @@ class Positions(Functions):
     rules = {
         **OWN,
         **dict.fromkeys(SHIFTS, shifted),
-        **dict.fromkeys((func for func, rule in OWN.items() if rule is joined), put_together),
+        **dict.fromkeys((func for func, rule in OWN.items() if rule is joined), concatenated_positions),
     }
 
     def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

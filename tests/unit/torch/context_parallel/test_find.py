@@ -76,7 +76,10 @@ def test_layers_of_another_kind_have_their_own_fate():
         (lambda x: F.pad(x[:, :-1].sin(), (0, 0, 1, 0)), "sin takes some positions"),
         (lambda x: x[:, ::2].repeat(1, 2, 1), "getitem takes some positions"),
         (lambda x: F.pad(x[:, 1:], (0, 0, 1, 0)), "pad pads a part of a sequence"),
-        (lambda x: F.conv1d(x.mT, torch.ones(8, 8, 2), stride=2).mT.repeat(1, 2, 1), "conv1d takes some positions"),
+        (
+            lambda x: F.conv1d(x.mT, torch.ones(8, 8, 2), stride=2).mT.repeat(1, 2, 1),
+            "conv1d takes some positions",
+        ),
         (lambda x: F.conv1d(x.mT, torch.ones(8, 8, 9), padding=8)[..., :6].mT, "getitem sees more positions"),
         (
             lambda x: F.batch_norm(x.flatten(0, 1), None, None, training=True).view(x.shape),
