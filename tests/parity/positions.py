@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from tests.parity import sequences
 from tests.parity.recurrent_models import RECURRENT, WINDOWED
 from tests.parity.registry import Checks
 from tests.parity.sequences import HEADS, WORDS, Job, Layer, Sent, Words, case_trains
+from weft.torch.activation_checkpointing import set_activation_checkpointing
 from weft.torch.context_parallel import Sequences
 
 CHECKS = Checks()
@@ -123,16 +125,17 @@ class Recurrent(nn.Module):
 
 
 class Sentences(nn.Module):
-    """Words, recurrences, and scores; ``time_first``: layers get positions first."""
+    """Words, recurrences, and scores. ``time_first``: layers get positions first; ``attends``: attention is the last."""
 
-    def __init__(self, kind: type[nn.RNNBase], time_first: bool) -> None:
+    def __init__(self, kind: type[nn.RNNBase], time_first: bool = False, attends: bool = False) -> None:
         super().__init__()
         self.words, self.head, self.time_first = (
             nn.Embedding(WORDS, WIDTH),
             nn.Linear(WIDTH, WORDS),
             time_first,
         )
-        self.layers = nn.ModuleList(Recurrent(kind, time_first) for _ in range(2))
+        layers: list[nn.Module] = [Recurrent(kind, time_first) for _ in range(2)]
+        self.layers = nn.ModuleList([*layers, Layer(0.0)] if attends else layers)
 
     def forward(self, words: Tensor) -> Tensor:
         x = self.words(words.T if self.time_first else words)
@@ -162,6 +165,10 @@ def states_go_from_rank_to_rank(kind: str) -> None:
     for time_first in (False, True):
         found = trained(partial(Sentences, RECURRENCES[kind], time_first))
         assert {"layers.0", "layers.1"} <= found.regions.keys(), found.text()
+    beside = trained(partial(Sentences, RECURRENCES[kind], attends=True))
+    assert "layers.2" in beside.regions and "goes from one position to the next" in beside.order, (
+        beside.text()
+    )
 
 
 @CHECKS.check
@@ -226,6 +233,21 @@ def windows_get_the_keys_that_they_show() -> None:
         sent[length] = counted.bytes["reduce_scatter"]
     print(f"gradients of keys and values: {sent} bytes", flush=True)
     assert sent[96] < 0.6 * sent[64]
+
+
+@CHECKS.check
+def layers_may_be_checkpointed() -> None:
+    nets: dict[Any, tuple[int, ...]] = {
+        partial(Mixed, *FUNCTIONS, attends=True): (48, 47),
+        partial(Sentences, nn.LSTM): (24, 23),
+        partial(Windows, True): (96, 64),
+    }
+    for net, lengths in nets.items():
+        job = Job(net=net, lengths=lengths)
+        for layer in job.model.module.layers:
+            set_activation_checkpointing(layer)
+        job.trains_as_one_process()
+        assert "layers.0" in job.regions()
 
 
 @CHECKS.of_each(*RECURRENT, *WINDOWED)

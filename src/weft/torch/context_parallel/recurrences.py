@@ -10,7 +10,7 @@ them, which goes from rank to rank. One rank computes at a time, so this divides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
-from weft.errors import UsageError
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.rules import Rule, Unsplittable, shard_of, stream_of_part
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
@@ -26,9 +25,6 @@ from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 from .exchange import sharded
 from .neighbours import blocks_of, is_balanced, of_all_blocks, own_blocks
 from .weights import used
-
-Run = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
-"""From a rank's positions, the states in front of them and weights to the result and the states behind."""
 
 
 def cumulative_sum(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
@@ -62,79 +58,65 @@ def recurrent(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     if is_balanced(shard_group):
         raise Unsplittable("goes from one position to the next")
 
-    def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        own, found = tensors[0], tensors[1 : 1 + len(states)]
-        state = found[0] if isinstance(args[1], Tensor) else found
-        how = has_biases, layers, rate, training, False, batch_first
-        result: tuple[Tensor, ...] = func(own, state, tensors[1 + len(states) :], *how)
-        return result
-
     whole = [used(each, shard_group) for each in (*states, *weights)]
+    states, weights = whole[: len(states)], whole[len(states) :]
     with stream_of_part(shard_group, rate > 0 and training):
-        local, *last = _Chain.apply(run, shard_group, len(states), x.to_local(), *whole)
+        own, *begins = _Begin.apply(shard_group, len(states), x.to_local(), *states, *weights)
+        begin = begins[0] if isinstance(args[1], Tensor) else begins
+        local, *ends = func(own, begin, weights, has_biases, layers, rate, training, False, batch_first)
+    local, *last = _End.apply(shard_group, local, *ends)
     return sharded(local, dim, x.shape[dim], shard_group), *last
 
 
-class _Chain(Quiet):
-    """A recurrence of which one rank computes after the other. Gives its positions, and the states at the end, which
-    all ranks get alike."""
+class _Begin(Quiet):
+    """This rank's positions, and the states in front of them, which it gets from the rank before.
+
+    Weights come as well: where they need gradients, the rank before needs those of its states.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, run: Run, shard_group: ShardGroup, count: int, own: Tensor, *whole: Tensor
+        ctx: Any, shard_group: ShardGroup, count: int, own: Tensor, *whole: Tensor
     ) -> tuple[Tensor, ...]:
-        states, weights = whole[:count], whole[count:]
-        state = _joined(states)
-        for turn in range(shard_group.size):
-            if turn == shard_group.rank:
-                begins = states if turn == 0 else _apart(state, states)
-                leaves = [each.detach() for each in (own, *begins, *weights)]
-                with torch.set_grad_enabled(any(ctx.needs_input_grad)):
-                    for each, wants in zip(leaves, ctx.needs_input_grad[3:], strict=True):
-                        each.requires_grad_(wants)
-                    for each in leaves[1 : 1 + count]:
-                        each.requires_grad_(any(ctx.needs_input_grad))
-                    results = run(leaves)
-            ends = _joined(results[1:]) if turn == shard_group.rank else torch.zeros_like(state)
-            state = shard_group.gather(ends.detach(), 0, [len(state)] * shard_group.size)[turn]
-        ctx.shard_group, ctx.count, ctx.leaves, ctx.results = shard_group, count, leaves, results
-        return results[0].detach(), *_apart(state, states)
+        ctx.shard_group, ctx.needs = shard_group, len(whole) - count
+        states, flat = whole[:count], _joined(whole[:count])
+        for turn in range(shard_group.rank):
+            flat = _from(turn, torch.zeros_like(flat), shard_group)
+        return own.view_as(own), *_apart(flat, states)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *of_states: Tensor) -> tuple[Tensor | None, ...]:
-        shard_group, leaves, results = ctx.shard_group, ctx.leaves, ctx.results
-        if results is None:
-            raise UsageError(
-                "a recurrence along sequences that are split over axis tp has one backward pass: call the model again"
-            )
-        ctx.leaves = ctx.results = None
-        flat = _joined(of_states)
-        for turn in reversed(range(shard_group.size)):
-            if turn == shard_group.rank:
-                wanted = [each for each in leaves if each.requires_grad]
-                of_results = (gradient, *_apart(flat, of_states))
-                made = torch.autograd.grad(results, wanted, of_results, allow_unused=True)
-                found = dict(zip(map(id, wanted), made, strict=True))
-                gradients = [found.get(id(each)) for each in leaves]
-                begins = [
-                    torch.zeros_like(each) if each_gradient is None else each_gradient
-                    for each, each_gradient in zip(leaves[1:], gradients[1 : 1 + ctx.count], strict=False)
-                ]
-            sent = _joined(begins) if turn == shard_group.rank else torch.zeros_like(flat)
-            flat = shard_group.gather(sent, 0, [len(flat)] * shard_group.size)[turn]
-        for number in range(1, 1 + ctx.count):  # those of the sequence's begin belong to its first rank
-            if shard_group.rank:
-                gradients[number] = torch.zeros_like(leaves[number])
-        return (
-            None,
-            None,
-            None,
-            *(
-                each if wants else None
-                for each, wants in zip(gradients, ctx.needs_input_grad[3:], strict=True)
-            ),
-        )
+        shard_group, flat = ctx.shard_group, _joined(of_states)
+        for turn in range(shard_group.rank, 0, -1):
+            _from(turn, flat if turn == shard_group.rank else torch.zeros_like(flat), shard_group)
+        if shard_group.rank:  # what the sequence begins with belongs to its first rank
+            of_states = tuple(map(torch.zeros_like, of_states))
+        return None, None, gradient, *of_states, *[None] * ctx.needs
+
+
+class _End(Quiet):
+    """This rank's result, and the states at the end of the sequence, which all ranks get from the last one."""
+
+    @staticmethod
+    def forward(ctx: Any, shard_group: ShardGroup, own: Tensor, *ends: Tensor) -> tuple[Tensor, ...]:
+        ctx.shard_group, flat = shard_group, _joined(ends)
+        for turn in range(shard_group.rank, shard_group.size):
+            flat = _from(turn, flat, shard_group)
+        return own.view_as(own), *_apart(flat, ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *of_states: Tensor) -> tuple[Tensor | None, ...]:
+        shard_group, flat = ctx.shard_group, _joined(of_states)
+        for turn in range(shard_group.size - 1, shard_group.rank, -1):
+            flat = _from(turn, torch.zeros_like(flat), shard_group)
+        return None, gradient, *_apart(flat, of_states)
+
+
+def _from(turn: int, flat: Tensor, shard_group: ShardGroup) -> Tensor:
+    """The tensor of the rank whose turn it is. All ranks call this, in the same turns."""
+    return shard_group.gather(flat, 0, [len(flat)] * shard_group.size)[turn]
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
