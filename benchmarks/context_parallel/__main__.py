@@ -20,7 +20,7 @@ def contenders(ranks: int, kind: str) -> dict[str, tuple[int, dict[str, Any]]]:
     """Processes and settings by name."""
     sharded = {"context_parallel_degree": ranks}
     if kind != "attention":
-        return {"one process": (1, {}), "in parts": (ranks, sharded)}
+        return {"one process": (1, {}), "sharded": (ranks, sharded)}
     return {
         "one process": (1, {}),
         **{

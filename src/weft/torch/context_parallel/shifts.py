@@ -45,7 +45,7 @@ class Convolution:
 
     @property
     def lost(self) -> int:
-        """How many positions the result lacks."""
+        """The number of positions that the result lacks."""
         return self.dilation * (self.weight.shape[-1] - 1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ class Window:
 
     @property
     def total(self) -> int:
-        """How many positions the sequence has."""
+        """The number of positions of the sequence."""
         return int(self.x.shape[self.dim])
 
     @property
     def length(self) -> int:
-        """How many positions the window has."""
+        """The number of positions of the window."""
         return self.stop - self.start - (self.convolution.lost if self.convolution else 0)
 
     def padded(self, before: int, behind: int) -> Window:

@@ -26,7 +26,7 @@ Reach = tuple[int, int]
 
 
 def reach_of(mask: Tensor, total: int, shard_group: ShardGroup) -> Reach | None:
-    """How far the blocks of ``total`` positions see by a mask; None if that is more than a block.
+    """The reach of blocks of ``total`` positions by a mask; None if that is more than a block.
 
     Args:
         mask: (..., positions, positions): booleans, or numbers added to scores, with ``-inf`` for what is not seen.
