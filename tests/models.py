@@ -388,3 +388,10 @@ def turn(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = table
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1) / math.sqrt(2)
+
+
+class Scales:
+    """Numbers that hang on a weight, and are no parameters."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers, self.turned = numbers, False

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from weft.errors import ScheduleError
 from weft.schedule.file import from_csv, to_csv
 from weft.schedule.generators.dualpipev import dualpipev
+from weft.schedule.generators.gpipe import gpipe
 from weft.schedule.generators.greedy import ListCost, greedy
-from weft.schedule.generators.interleaved import interleaved
-from weft.schedule.generators.looped import looped
+from weft.schedule.generators.interleaved_1f1b import interleaved_1f1b
 from weft.schedule.generators.looped_bfs import looped_bfs
-from weft.schedule.generators.simple import simple
+from weft.schedule.generators.one_f_one_b import one_f_one_b
 from weft.schedule.generators.v_half import v_half
 from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
-from weft.schedule.generators.zb_v import zb_v
+from weft.schedule.generators.zbv import zbv
 from weft.schedule.schedule import Action, Schedule, in_flight, loop, vee
 from weft.schedule.table import CHUNKS, KINDS, NAMES, named
 
@@ -29,18 +29,18 @@ __all__ = [
     "from_csv",
     "greedy",
     "in_flight",
-    "interleaved",
-    "looped",
+    "one_f_one_b",
+    "interleaved_1f1b",
     "looped_bfs",
     "make",
     "named",
     "rank_of_stage",
-    "simple",
+    "gpipe",
     "to_csv",
     "v_half",
     "v_min",
     "zb_h1",
-    "zb_v",
+    "zbv",
 ]
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from weft.schedule.generators.dualpipev import dualpipev
-from weft.schedule.generators.interleaved import interleaved
-from weft.schedule.generators.looped import looped
+from weft.schedule.generators.gpipe import gpipe
+from weft.schedule.generators.interleaved_1f1b import interleaved_1f1b
 from weft.schedule.generators.looped_bfs import looped_bfs
-from weft.schedule.generators.simple import simple
+from weft.schedule.generators.one_f_one_b import one_f_one_b
 from weft.schedule.generators.v_half import v_half
 from weft.schedule.generators.v_min import v_min
 from weft.schedule.generators.zb_h1 import zb_h1
-from weft.schedule.generators.zb_v import zb_v
+from weft.schedule.generators.zbv import zbv
 from weft.schedule.schedule import Schedule
 
 
@@ -53,14 +53,14 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "1f1b": Kind("1F1B", lambda p, m, active, _: interleaved(p, m, active), (1, 1), limited=True, early=True),
-    "gpipe": Kind("GPipe", lambda p, m, *_: simple(p, m), (1, 1)),
+    "1f1b": Kind("1F1B", lambda p, m, active, _: one_f_one_b(p, m, active), (1, 1), limited=True, early=True),
+    "gpipe": Kind("GPipe", lambda p, m, *_: gpipe(p, m), (1, 1)),
     "interleaved_1f1b": Kind(
-        "interleaved 1F1B", lambda p, m, _, chunks: looped(p, m, chunks or 2), (2, None)
+        "interleaved 1F1B", lambda p, m, _, chunks: interleaved_1f1b(p, m, chunks or 2), (2, None)
     ),
     "looped_bfs": Kind("looped BFS", lambda p, m, _, chunks: looped_bfs(p, m, chunks or 2), (2, None)),
     "zb_h1": Kind("ZB-H1", lambda p, m, active, _: zb_h1(p, m, active), (1, 1), limited=True, splits=True),
-    "zbv": Kind("ZBV", lambda p, m, *_: zb_v(p, m), (2, 2), splits=True, v=True),
+    "zbv": Kind("ZBV", lambda p, m, *_: zbv(p, m), (2, 2), splits=True, v=True),
     "dualpipev": Kind("DualPipeV", lambda p, m, *_: dualpipev(p, m), (2, 2), splits=True, v=True),
     "v_half": Kind("V-Half", lambda p, m, *_: v_half(p, m), (2, 2), splits=True, v=True),
     "v_min": Kind("V-Min", lambda p, m, *_: v_min(p, m), (2, 2), splits=True, v=True),

@@ -24,8 +24,8 @@ def with_transfers(schedule: Schedule) -> list[list[Action]]:
     `1RECV_F0` takes what `0SEND_F0` sends, `0RECV_B0` what `1SEND_B0` sends. A schedule that is not legal
     raises the ScheduleError of `legal.check`.
 
-    >>> from weft.schedule.generators.simple import simple
-    >>> print(*with_transfers(simple(ranks=2, microbatches=1))[0])
+    >>> from weft.schedule.generators.gpipe import gpipe
+    >>> print(*with_transfers(gpipe(ranks=2, microbatches=1))[0])
     0F0 0SEND_F0 0RECV_B0 0B0
     """
     check(schedule)

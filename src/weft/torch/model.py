@@ -210,6 +210,8 @@ class DistributedModel(nn.Module):
         advice = f"the wrapped module's is model.module.{name}"
         if callable(found):
             advice = f"call model.{name}(...) in a function decorated with @weft.step, where every rank runs its part"
+        if name in ("save_pretrained", "push_to_hub"):
+            advice = f"take state = model.state_dict() on all ranks, model.module.{name}(..., state_dict=state) on one"
         raise NoAttributeError(f"a DistributedModel has no {name} of its own: {advice}")
 
     def backward(self, tensors: Any, grad_tensors: Any = None, retain_graph: bool = False) -> None:

@@ -283,6 +283,48 @@ class Whole8(Tensor):
         raise NotImplementedError(f"{func} of a quantised weight")
 
 
+class Laid(nn.Module):
+    """A frozen linear whose weight has scales. In evaluation it turns both, and rounds them: as bitsandbytes does."""
+
+    def __init__(self, inputs: int, results: int) -> None:
+        super().__init__()
+        weight = torch.randn(results, inputs) / inputs**0.5
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.weight.scales = models.Scales(torch.rand(results, 1) + 0.5)  # type: ignore[attr-defined]
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, results, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scales: Any = self.weight.scales  # type: ignore[attr-defined]
+        if not self.training and not scales.turned:
+            self.weight.data, scales.turned = self.weight.data.t().contiguous(), True
+            scales.numbers = scales.numbers.bfloat16().float()
+        weight = self.weight.t() if scales.turned else self.weight
+        return torch.tanh(F.linear(x, weight * scales.numbers) + self.up(self.down(x)))
+
+
+@check
+def weights_laid_out_anew_in_evaluation() -> None:
+    """The comparisons before the first step, which evaluate, leave weights and what hangs on them as they were."""
+    start(verify="gradients")
+    wide = WIDTH * 2
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Laid(*sizes) for sizes in [(WIDTH, wide), (wide, WIDTH)] * 2))
+
+    net, plain = seeded(make), seeded(make)
+    batches = vectors()
+    trained = [each for each in plain.parameters() if each.requires_grad]
+    expected = train_alone(plain, batches, squared_error, sgd(trained), MICROBATCHES)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(sgd([each for each in model.parameters() if each.requires_grad]))
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        losses.append(train_step(model, batch).reduce_mean().item())
+        optimizer.step()
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+
+
 def values_of(tensor: Tensor) -> Tensor:
     return tensor.values() if isinstance(tensor, Whole8) else tensor
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from weft.schedule import CHUNKS, ListCost, Schedule, from_csv, greedy, make, to_csv
-from weft.schedule.generators.looped import group
+from weft.schedule.generators.interleaved_1f1b import group
 
 
 class Case(NamedTuple):

@@ -16,10 +16,9 @@ from tests.unit.schedule.clock import by_kind, run
 from weft.config import Settings, resolve
 from weft.errors import ScheduleError
 from weft.schedule import CHUNKS, ListCost, Schedule, in_flight, make
-from weft.schedule.generators.looped import group
+from weft.schedule.generators.interleaved_1f1b import group
 from weft.schedule.legal import check
 from weft.schedule.schedule import loop, vee
-from weft.schedule.table import SECOND_NAMES
 from weft.schedule.transfers import with_transfers
 
 UNIT = by_kind({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0})
@@ -32,8 +31,7 @@ def rows(schedule: Schedule) -> list[str]:
 
 def drawn(name: str) -> list[str]:
     """The table in the docstring of the generator's module."""
-    files = {new: old for old, new in SECOND_NAMES.items() if old != "zbv_zero_bubble"}
-    module = importlib.import_module(f"weft.schedule.generators.{files.get(name, name)}")
+    module = importlib.import_module(f"weft.schedule.generators.{'one_f_one_b' if name == '1f1b' else name}")
     return re.findall(r"rank \d: (.*)", module.__doc__ or "")
 
 

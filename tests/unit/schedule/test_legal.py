@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.schedule.cases import Case, any_case
 from weft.errors import ScheduleError
-from weft.schedule import Schedule, in_flight, make, simple
+from weft.schedule import Schedule, gpipe, in_flight, make
 from weft.schedule.legal import check, show
 from weft.schedule.schedule import Action
 
@@ -76,9 +76,9 @@ def test_a_negative_microbatch():
 
 
 def test_limit_on_activations():
-    check(simple(1, 3), max_in_flight=3)
+    check(gpipe(1, 3), max_in_flight=3)
     with pytest.raises(ScheduleError, match=r"0F2 makes 3 activations in flight, 2 are allowed\n.* >0F2< "):
-        check(simple(1, 3), max_in_flight=2)
+        check(gpipe(1, 3), max_in_flight=2)
 
 
 def test_limit_on_activations_counts_stages():
@@ -111,10 +111,10 @@ def test_show():
 
 
 def test_show_leaves_out_what_is_far_from_the_mark():
-    lines = show(simple(2, 100), [(1, 150)]).splitlines()
+    lines = show(gpipe(2, 100), [(1, 150)]).splitlines()
     assert lines[0].startswith("  rank 0: ...  0B30  0B31 ") and lines[0].endswith(" 0B69 ...")
     assert ">1B50<" in lines[1]
-    assert show(simple(1, 100)).endswith("0F39 ...")
+    assert show(gpipe(1, 100)).endswith("0F39 ...")
 
 
 @given(any_case(), st.data())
@@ -145,7 +145,7 @@ def test_the_limit_is_exact(case: Case):
 def test_any_order_that_keeps_the_needs_of_one_rank_is_legal(data: st.DataObject):
     """On one rank there is nothing to wait for, so shuffles that keep F before B pass, others fail."""
     microbatches = data.draw(st.integers(1, 4))
-    actions = tuple(data.draw(st.permutations(simple(1, microbatches).ranks[0])))
+    actions = tuple(data.draw(st.permutations(gpipe(1, microbatches).ranks[0])))
     kept = all(
         actions.index(Action(0, "F", i)) < actions.index(Action(0, "B", i)) for i in range(microbatches)
     )

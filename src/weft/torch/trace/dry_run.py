@@ -190,7 +190,8 @@ class Snapshot:
 class ParameterWrites(TorchFunctionMode):
     """Keeps the values of those ``parameters`` that are written while this is active, and brings them back.
 
-    To copy all parameters would take as much memory again, and hardly any model writes into a parameter.
+    To copy all parameters would take as much memory again, and hardly any model writes into a parameter. Those that
+    are given other memory (``parameter.data = ...``, as weights of bitsandbytes are in evaluation) get their own back.
     """
 
     _harmless = frozenset(
@@ -204,6 +205,7 @@ class ParameterWrites(TorchFunctionMode):
         for parameter in parameters:
             if parameter.device.type != "meta" and not isinstance(parameter, Placeholder):
                 self._own.setdefault(storage_key(parameter), []).append(parameter)
+        self._memory = [(each, each.data, storage_key(each)) for some in self._own.values() for each in some]
         self._kept: dict[nn.Parameter, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -219,6 +221,9 @@ class ParameterWrites(TorchFunctionMode):
 
     def undo(self) -> None:
         """Give the parameters that were ever written what they held before."""
+        for parameter, data, memory in self._memory:
+            if storage_key(parameter) != memory or parameter.shape != data.shape:
+                parameter.data = data
         for parameter, content in self._kept.items():
             parameter.detach().copy_(content)
 

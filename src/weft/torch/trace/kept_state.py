@@ -8,7 +8,8 @@ Code that counts, collects or caches would do so too often:
 
 So before the first run everything is noted that the step function can reach by its own names: closures and globals of
 its own file, arguments, modules, and in them containers, arrays, and objects of classes that the script or the model
-defines, with the methods of modules.
+defines, with the methods of modules. So are objects that hang on a tensor, as the scales of bitsandbytes do, or on a
+module of their package.
 Objects of other libraries are left alone, because their threads may change them meanwhile.
 """
 
@@ -30,6 +31,8 @@ from weft.torch.tensors.pytree import CONSTANTS
 
 LARGE = 4096
 """In containers of more items than this the items themselves are not looked into."""
+LEFT_ALONE = ("torch", "weft", "builtins")
+"""Packages whose objects change by themselves."""
 _ABSENT = object()
 
 
@@ -44,7 +47,7 @@ class Kept:
     """
 
     def __init__(self, homes: Iterable[str] = ()) -> None:
-        self._homes = {home for home in homes if home.partition(".")[0] not in ("torch", "weft", "builtins")}
+        self._homes = {home for home in homes if home.partition(".")[0] not in LEFT_ALONE}
         self._seen: dict[int, Any] = {}
         self._undo: list[Callable[[], None]] = []
         self.parameters: dict[int, nn.Parameter] = {}
@@ -72,7 +75,7 @@ class Kept:
         if isinstance(thing, Placeholder):
             return ()
         if isinstance(thing, Tensor):
-            self._tensor(thing)
+            return self._tensor(thing)
         elif isinstance(thing, (dict, list, set, collections.deque)):
             return self._container(thing, vars(thing) if hasattr(thing, "__dict__") else None)
         elif isinstance(thing, tuple):
@@ -106,6 +109,8 @@ class Kept:
         ]  # fmt: skip
         self._undo += [functools.partial(slot.__set__, thing, before) for slot, before in held]
         inner = self._container(vars(thing)) if hasattr(thing, "__dict__") else ()
+        if isinstance(thing, nn.Module) and (package := _package(thing)) not in LEFT_ALONE:
+            self._homes |= {type(each).__module__ for each in inner if _package(each) == package}
         return [*inner, *(before for _, before in held), *kinds]
 
     def _class(self, kind: type) -> Iterable[Any]:
@@ -126,13 +131,15 @@ class Kept:
         if everything is not ... or (array.flags.writeable and array.nbytes <= LARGE**2):  # more is data
             self._undo.append(functools.partial(array.__setitem__, everything, array.copy()))
 
-    def _tensor(self, tensor: Tensor) -> None:
-        self._container(vars(tensor))  # marks of the tracer among them
+    def _tensor(self, tensor: Tensor) -> Iterable[Any]:
+        """Note a tensor, and what hangs on it."""
+        held = [each for each in self._container(vars(tensor)) if _package(each) not in LEFT_ALONE]
+        self._homes |= {type(each).__module__ for each in held}
         if isinstance(tensor, nn.Parameter):
             self.parameters[id(tensor)] = tensor
-            return
+            return held
         if tensor.device.type == "meta" or tensor.layout != torch.strided:
-            return
+            return held
         content = tensor.detach().clone()
 
         def undo() -> None:  # kernels of batch norm do not count their writes as versions
@@ -141,6 +148,7 @@ class Kept:
                     tensor.detach().copy_(content)
 
         self._undo.append(undo)
+        return held
 
     def _generator(self, thing: Any) -> None:
         """A random generator of the script's own."""
@@ -191,6 +199,11 @@ class Kept:
 
         self._undo.append(undo)
         return before
+
+
+def _package(thing: Any) -> str:
+    """The name of the package that the class of a thing is from."""
+    return type(thing).__module__.partition(".")[0]
 
 
 def _items(thing: Any) -> Any:

@@ -29,10 +29,10 @@ from itertools import count
 from weft.schedule.schedule import Action, Schedule, vee
 
 
-def zb_v(ranks: int, microbatches: int) -> Schedule:
+def zbv(ranks: int, microbatches: int) -> Schedule:
     """Two stages a rank, as a V.
 
-    >>> print(*zb_v(ranks=2, microbatches=1).ranks[1])
+    >>> print(*zbv(ranks=2, microbatches=1).ranks[1])
     1F0 2F0 2I0 2W0 1I0 1W0
     """
     rows = (_rank(rank, ranks, microbatches) for rank in range(ranks))

@@ -13,10 +13,10 @@ from __future__ import annotations
 from weft.schedule.schedule import Action, Schedule, loop
 
 
-def simple(ranks: int, microbatches: int) -> Schedule:
+def gpipe(ranks: int, microbatches: int) -> Schedule:
     """One stage a rank.
 
-    >>> print(*simple(ranks=2, microbatches=2).ranks[1])
+    >>> print(*gpipe(ranks=2, microbatches=2).ranks[1])
     1F0 1F1 1B0 1B1
     """
     rows = (

@@ -25,10 +25,10 @@ from collections.abc import Iterable
 from weft.schedule.schedule import Action, Schedule, loop
 
 
-def looped(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     """`chunks` stages a rank, one after the other.
 
-    >>> print(*looped(ranks=2, microbatches=3).ranks[1])
+    >>> print(*interleaved_1f1b(ranks=2, microbatches=3).ranks[1])
     1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2
     """
     groups = group(microbatches, ranks)

@@ -17,10 +17,10 @@ from __future__ import annotations
 from weft.schedule.schedule import Action, Schedule, loop
 
 
-def interleaved(ranks: int, microbatches: int, active: int | None = None) -> Schedule:
+def one_f_one_b(ranks: int, microbatches: int, active: int | None = None) -> Schedule:
     """One stage a rank; a rank holds at most `active` microbatches, if that is given.
 
-    >>> print(*interleaved(ranks=2, microbatches=3).ranks[0])
+    >>> print(*one_f_one_b(ranks=2, microbatches=3).ranks[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
     limit = microbatches if active is None else min(active, microbatches)
