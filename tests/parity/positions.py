@@ -125,7 +125,7 @@ class Recurrent(nn.Module):
 
 
 class Sentences(nn.Module):
-    """Words, recurrences, and scores. ``time_first``: layers get positions first; ``attends``: attention is the last."""
+    """Words, recurrences, and scores. ``time_first``: layers get positions first; ``attends``: the last attends."""
 
     def __init__(self, kind: type[nn.RNNBase], time_first: bool = False, attends: bool = False) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.torch.pytorch.private import has_memory, version
+from weft.torch.pytorch.private import version
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 from weft.torch.tensors.marks import REACH
 
@@ -33,7 +33,7 @@ def reach_of(mask: Tensor, total: int, shard_group: ShardGroup) -> Reach | None:
         total: The number of positions.
         shard_group: The ranks that share the sequence.
     """
-    if mask.ndim < 2 or mask.shape[-2:] != (total, total) or not has_memory(mask):
+    if mask.ndim < 2 or mask.shape[-2:] != (total, total) or type(mask) is not Tensor or mask.is_meta:
         return None
     sizes = block_sizes(total, shard_group)
     first, last = _reach(mask, sizes)

@@ -200,3 +200,14 @@ def test_no_graph_is_left():
     for parameter in net.parameters():
         parameter.data = parameter.data[:2].clone()
         (parameter * 1).sum().backward()  # a node of an older graph would know another shape
+
+
+def test_a_mask_without_values_is_no_window():
+    class Masked(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return x + self.out(F.scaled_dot_product_attention(q, k, v, mask))
+
+    net = nn.Sequential(Masked().to("meta"))
+    assert find(net, lambda: net(torch.randn(3, 6, 8, device="meta")).sum(), 2).regions == {"0": 1}
