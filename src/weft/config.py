@@ -605,9 +605,7 @@ def _device_faults(complete: Mapping[str, Any]) -> list[str]:
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {"inputs": ["equal", "per_rank"]},
-    "context_parallel_degree": {
-        "inputs": ["equal", "per_rank"],
-    },
+    "context_parallel_degree": {"inputs": ["equal", "per_rank"]},
     "compile": {
         "tensor_parallel_degree": [1], "context_parallel_degree": [1], "sharded_data_parallel_degree": [1],
         "expert_parallel_degree": [1],

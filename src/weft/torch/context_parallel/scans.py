@@ -130,13 +130,11 @@ def by_channels(
     scan: Scan, parameters: list[str], shard_group: ShardGroup, func: Any, args: Any, kwargs: Any
 ) -> Any:
     """A scan, each rank computing its own channels."""
-    given = {name: value for name, value in {**dict(zip(parameters, args, strict=False)), **kwargs}.items()}
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     rest = {name: value for name, value in given.items() if name not in tensors}
     if tensors.keys() - scan.arguments or shards_in((), rest):
-        raise Unsplittable(
-            f"has an argument that is not known: {[*(tensors.keys() - scan.arguments), *rest]}"
-        )
+        raise Unsplittable("has an argument that is not known")
     channels = Channels(scan, tensors, shard_group)
     own = {name: channels.own(value, scan.arguments[name]) for name, value in tensors.items()}
     own.update(channels.exchanged())
@@ -164,7 +162,6 @@ class Channels:
             raise Unsplittable(f"has {self.count} channels, which cannot be divided by {shard_group.size}")
         self.own_count = self.count // shard_group.size
         self.most = shard_group.positions(self.total).sizes[0]
-        self._waiting: dict[str, tuple[Tensor, str]] = {}
 
     def own(self, tensor: Tensor, dims: str) -> Tensor:
         """This rank's channels of an argument; where they come in an exchange, the argument itself."""

@@ -1,7 +1,7 @@
 """Attention in windows: a rank gets the keys and values that its mask shows, and no others.
 
 A mask is whole, and the same on all ranks. So each reads from it how far any block of positions sees beyond itself; all
-ranks come to the same number, and nothing is sent for it. It is read in every step. Where a block sees more positions
+ranks come to the same number, and nothing is sent for it. A mask is read once, and again where it has been written. Where a block sees more positions
 than it has, keys and values of all are gathered, in that step.
 
     keys         | block 0 | block 1 | block 2 | block 3 |
@@ -22,7 +22,7 @@ from weft.torch.tensors.marks import REACH
 from .neighbours import block_sizes, blocks_of, own_blocks, with_neighbours
 
 Reach = tuple[int, int]
-"""How many positions a block sees in front of itself, and behind."""
+"""The number of positions that a block sees in front of itself, and behind."""
 
 
 def reach_of(mask: Tensor, total: int, shard_group: ShardGroup) -> Reach | None:
@@ -46,7 +46,15 @@ def _reach(mask: Tensor, sizes: list[int]) -> Reach:
         return _read(mask, sizes)
     base = mask if mask._base is None else mask._base
     known = getattr(base, REACH) or {}
-    key = version(mask), mask.shape, mask.stride(), mask.storage_offset(), mask.dtype, tuple(sizes)
+    key = (
+        version(mask),
+        mask.data_ptr(),
+        mask.shape,
+        mask.stride(),
+        mask.storage_offset(),
+        mask.dtype,
+        tuple(sizes),
+    )
     if key not in known:
         known = {
             key: _read(mask, sizes),
