@@ -64,8 +64,9 @@ def recurrent(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
         own, *begins = _Begin.apply(shard_group, len(states), x.to_local(), *states, *weights)
         begin = begins[0] if isinstance(args[1], Tensor) else begins
         local, *ends = func(own, begin, weights, has_biases, layers, rate, training, False, batch_first)
-    local, *last = _End.apply(shard_group, local, *ends)
-    return sharded(local, dim, x.shape[dim], shard_group), *last
+    kind = ends[0].dtype  # another one than the states' under autocast: all ranks send the same
+    local, *last = _End.apply(shard_group, local, *(end.to(begins[0].dtype) for end in ends))
+    return sharded(local, dim, x.shape[dim], shard_group), *(each.to(kind) for each in last)
 
 
 class _Begin(Quiet):

@@ -338,10 +338,8 @@ class Positions(Functions):
         except FATAL:
             raise
         except Exception as reason:
-            if (
-                func in OWN or func in KNOWN
-            ):  # of this rank's positions alone, perhaps: the others would not gather
-                raise
+            if func in OWN or func in KNOWN:
+                raise  # of this rank's positions alone, perhaps: the others would not gather
             return self.on_full_tensors(func, args, kwargs, reason)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:

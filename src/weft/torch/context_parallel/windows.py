@@ -1,8 +1,8 @@
 """Attention in windows: a rank gets the keys and values that its mask shows, and no others.
 
 A mask is whole, and the same on all ranks. So each reads from it how far any block of positions sees beyond itself; all
-ranks come to the same number, and nothing is sent for it. A mask is read once, and again where it has been written. Where a block sees more positions
-than it has, keys and values of all are gathered, in that step.
+ranks come to the same number, and nothing is sent for it. A mask is read once, and again where it has been written.
+Where a block sees more positions than it has, keys and values of all are gathered.
 
     keys         | block 0 | block 1 | block 2 | block 3 |
     queries of block 2     before ->|=========|            a sliding window
