@@ -576,11 +576,6 @@ def _degree_faults(complete: Mapping[str, Any]) -> list[str]:
             f"expert_parallel_degree is {complete['expert_parallel_degree']} and sharded_data_parallel_degree is "
             f"{complete['sharded_data_parallel_degree']}: write two of which one divides the other"
         )
-    if all(complete[name] > 1 for name in (*TP_DEGREES, "sharded_data_parallel_degree")):
-        faults.append(
-            f"sharded_data_parallel_degree is {complete['sharded_data_parallel_degree']} beside both of "
-            f'{" and ".join(TP_DEGREES)}: write "sharded_data_parallel_degree": 1, or 1 for one of these two'
-        )
     return faults
 
 
@@ -622,9 +617,7 @@ def _device_faults(complete: Mapping[str, Any]) -> list[str]:
 _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
     "sharded_data_parallel_degree": {"shard_optimizer_state": [False], "compression": [""]},
     "tensor_parallel_degree": {"inputs": ["equal", "per_rank"]},
-    "context_parallel_degree": {
-        "sequence_parallel": [False], "sharded_parameters_gathered": ["step"], "inputs": ["equal", "per_rank"],
-    },
+    "context_parallel_degree": {"inputs": ["equal", "per_rank"]},
     "compile": {
         "tensor_parallel_degree": [1], "context_parallel_degree": [1], "sharded_data_parallel_degree": [1],
         "expert_parallel_degree": [1],

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.parity.recurrent_models import RECURRENT, WINDOWED
 from tests.parity.tensor_parallel_models import HEADS, OWN, WIDTH, Stack
 from tests.parity.zoo import CASES
 from tests.parity.zoo.case import Batch, Case, generator
@@ -117,6 +118,8 @@ def _longer(case: Case) -> Case:
 ALL = {
     **CASES,
     **OWN,
+    **RECURRENT,
+    **WINDOWED,
     **{
         case.name: case
         for case in (

@@ -12,9 +12,9 @@ from tests.long import some_of
 from .jobs import FOLDER, PATHS, Layout, pass_layouts
 from .sequences import CHECKS
 
-END = "models_without_sequences_are_refused"
-"""After this a job cannot go on."""
-ALL = [name for name in CHECKS if name != END]
+END, WRITES = "models_without_sequences_are_refused", "writes_of_some_positions_are_refused"
+"""After these a job cannot go on."""
+ALL = [name for name in CHECKS if name not in (END, WRITES)]
 SAVES = ["saves_go_to_other_layouts"]
 SOME = ["steps_give_the_weights_and_states_of_one_process", "norms_are_those_of_the_whole_model"]
 LATE = ["parameters_may_be_made_late"]
@@ -26,6 +26,7 @@ WITH_HEADS = ["layers_may_be_checkpointed", "samples_and_heads_may_be_one_dimens
 PRECISE = ["norms_have_one_precision_on_all_ranks"]
 MODELS = [name for name in CHECKS if name.startswith("a_model_trains")]
 MORE = ["outside_of_steps_a_rank_computes_by_itself", *MODELS]
+BY_LAYER = {"sharded_data_parallel_degree": 2, "sharded_parameters_gathered": "microbatch"}
 LAYOUTS: list[Layout] = [
     (2, 1, {"context_parallel_degree": 2}, ALL),
     (2, 1, {"tensor_parallel_degree": 2}, [BESIDE]),
@@ -39,6 +40,20 @@ LAYOUTS: list[Layout] = [
         {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
         [*SOME, *SAVES, *WITH_HEADS, ATTENTION],
     ),
+    (
+        4,
+        1,
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, "sequence_parallel": True},
+        [*SOME, *SAVES, "layers_may_be_checkpointed", *MODELS],
+    ),
+    (4, 1, {"context_parallel_degree": 2, **BY_LAYER}, [SOME[0], *SAVES, "gradients_may_be_scaled", *MODELS]),
+    (
+        8,
+        1,
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, "sharded_data_parallel_degree": 2},
+        [*SOME, *SAVES],
+    ),
+    (8, 1, {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **BY_LAYER}, [SOME[0]]),
     (2, 2, {}, SAVES),
 ]
 
@@ -58,3 +73,11 @@ def test_a_model_without_sequences_is_refused() -> None:
         '"context_parallel_degree": 1' in told
         and "it gets no tensor of samples, positions and features" in told
     )
+
+
+def test_writes_that_pytorch_would_lose_are_refused() -> None:
+    env = {"WEFT_SET": '{"context_parallel_degree": 2}', **PATHS}
+    done = run_ranks(2, FOLDER / "sequences.py", [WRITES], env=env, warm=True)
+    told = done.stdout + done.stderr
+    assert done.returncode and "setitem writes into a tensor that is split over axis tp" in told
+    assert "where the first step does so, too, it stays whole" in told

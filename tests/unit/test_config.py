@@ -253,24 +253,6 @@ def test_digest_tells_settings_apart():
             r"default_partition is 2, but 2 partitions are counted from 0",
         ),
         (
-            {"tensor_parallel_degree": 2, "context_parallel_degree": 2, "sequence_parallel": True},
-            r"sequence_parallel is true, which does not fit context_parallel_degree 2: write "
-            r'"sequence_parallel": false, or "context_parallel_degree": 1',
-        ),
-        (
-            {
-                "tensor_parallel_degree": 2,
-                "context_parallel_degree": 2,
-                "sharded_data_parallel_degree": 2,
-            },
-            r"sharded_data_parallel_degree is 2 beside both of tensor_parallel_degree and context_parallel_degree: "
-            r'write "sharded_data_parallel_degree": 1, or 1 for one',
-        ),
-        (
-            {"context_parallel_degree": 2, "sharded_parameters_gathered": "microbatch"},
-            r'does not fit context_parallel_degree 2: write "sharded_parameters_gathered": "step", or',
-        ),
-        (
             {"tensor_parallel_degree": 2, "inputs": "first"},
             r'inputs is "first", which does not fit tensor_parallel_degree 2: write "inputs": "equal" or "per_rank"',
         ),

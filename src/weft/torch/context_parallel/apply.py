@@ -32,6 +32,7 @@ from .mesh_2d import put_on_mesh_2d
 from .multihead import attend
 from .regions import Sequences
 from .rules import Positions, gathered
+from .scans import know_scans
 from .weights import ContextGroup, used
 from .zigzag import register_zigzag
 
@@ -222,6 +223,7 @@ def cut_sequences(
     if not regions:
         return None
     take_plain_as_replicated()
+    know_scans([modules[name] for name in regions])
     shard_group = ContextGroup.of(group, rank, sequences.size, device)
     assert isinstance(shard_group, ContextGroup)
     shard_group.attention = attention

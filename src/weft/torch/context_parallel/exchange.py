@@ -11,9 +11,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
-from weft.torch.tensor_parallel.rules import shard_of
+from weft.torch.tensor_parallel.rules import Unsplittable, shard_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, Narrowed, plain
+from weft.torch.tensors.marks import WINDOW
 from weft.torch.tensors.shards import sizes_of
 
 
@@ -27,7 +28,7 @@ def own(full: Tensor, dim: int, shard_group: ShardGroup) -> Tensor:
     return shard_group.positions(full.shape[dim]).own(full, dim, shard_group.rank)
 
 
-class _Share(Quiet):
+class Share(Quiet):
     """Shard to full tensor, for what each rank uses in another way, keys say: gradients are reduce-scattered."""
 
     @staticmethod
@@ -58,7 +59,13 @@ def sharded(local: Tensor, dim: int, total: int, shard_group: ShardGroup) -> DTe
 
 def like(local: Tensor, given: DTensor, shard_group: ShardGroup) -> DTensor:
     """A tensor in the parts that ``group`` has of ``given``, also where these are samples and positions seen as one
-    dimension."""
+    dimension.
+
+    Raises:
+        Unsplittable: It is still to be computed.
+    """
+    if getattr(given, WINDOW) is not None:
+        raise Unsplittable("takes some positions")
     sizes, placements = list(local.shape), given.placements[: shard_group.mesh.ndim]
     for placement in placements:
         dim = placement.dim  # type: ignore[attr-defined]
@@ -135,5 +142,5 @@ class KeptSharded:
 def share(tensor: DTensor, shard_group: ShardGroup) -> Tensor:
     """The full tensor of a sharded one, of which each rank makes something of its own."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
-    full: Tensor = _Share.apply(tensor.to_local(), dim, tensor.shape[dim], shard_group)
+    full: Tensor = Share.apply(tensor.to_local(), dim, tensor.shape[dim], shard_group)
     return full

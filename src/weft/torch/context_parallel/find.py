@@ -36,7 +36,8 @@ from weft.torch.tensors.pytree import map_tensors, tensors_in
 from .apply import make_full, placeholder, sequence_in, with_shard, written
 from .exchange import can_cut, cut
 from .regions import BALANCED, Sequences
-from .rules import PRODUCTS, Positions, gathered, is_causal
+from .rules import ALONG_POSITIONS, PRODUCTS, Positions, gathered, is_causal
+from .scans import KNOWN, know_scans
 from .weights import ContextGroup
 from .zigzag import fits_zigzag, register_zigzag
 
@@ -60,6 +61,7 @@ def find(
         Exception: Whatever ``run`` raises for the whole model.
     """
     take_plain_as_replicated()
+    know_scans([model])
     device = next(model.parameters()).device
     kind = "cpu" if device.type == "meta" else device.type
     with imagined_mesh(size, kind, new_name()) as mesh:
@@ -304,7 +306,7 @@ class Watcher(Positions):
 
     Attributes:
         products: How many products of matrices there were.
-        attends: Whether one of them was attention.
+        attends: Whether one of them was attention, or another function that goes along positions.
         causal: Whether there was causal attention.
     """
 
@@ -316,7 +318,7 @@ class Watcher(Positions):
 
     def __call__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         self.products += func in PRODUCTS
-        self.attends |= func is F.scaled_dot_product_attention
+        self.attends |= func in ALONG_POSITIONS or func in KNOWN
         self.causal |= func is F.scaled_dot_product_attention and is_causal(args, kwargs)
         before = self.collectives.count
         try:

@@ -29,13 +29,15 @@ from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
-from weft.torch.tensors.marks import BLOCKS
+from weft.torch.tensors.marks import BLOCKS, WINDOW
 from weft.torch.tensors.pytree import map_arguments, map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from . import rules
 from .exchange import like
 from .rules import OWN, Positions, attention, dropout, norm, product
+from .scans import KNOWN
+from .shifts import SHIFTS
 from .weights import ContextGroup
 from .zigzag import register_zigzag
 
@@ -128,6 +130,8 @@ class OnMesh2D:
         shard_group = shard_group_of(given) if isinstance(given, DTensor) else None
         if not isinstance(shard_group, ContextGroup) or not isinstance(given, DTensor):
             return self.split(*args, **kwargs)
+        if getattr(given, WINDOW) is not None:
+            raise Unsplittable("takes some positions")
         if self.split.linear.kind == COLUMN and shard_group.name in self.groups:
             return self._column(given, self.groups[shard_group.name])
         if self.split.linear.kind == ROW:
@@ -288,8 +292,10 @@ class HeadsAndPositions(Positions):
             raise Unsplittable("has operands in different parts")
         if any(getattr(each, BLOCKS) is not None for each in found):
             return apart(self.shard_group, func, args, kwargs)
-        if func in OWN and func not in self.rules:
+        if (func in OWN or func in KNOWN) and func not in self.rules:
             raise Unsplittable("needs all heads")
+        if func in SHIFTS and SHIFTS[func](args, kwargs) is not None:
+            raise Unsplittable("sees positions of other ranks")
         plain = [
             each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.requires_grad
         ]

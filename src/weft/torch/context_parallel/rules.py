@@ -27,16 +27,22 @@ from weft.torch.tensor_parallel.rules import (
     draws,
     over_sequences,
     shard_of,
+    shards_in,
     statistics,
     stream_of_part,
 )
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import plain
+from weft.torch.tensors.marks import WINDOW
 from weft.torch.tensors.pytree import map_arguments
 
 from . import all_to_all
 from .exchange import KeptSharded, gather, like, own, sharded, share
+from .recurrences import CUMULATIVE, RECURRENT
+from .scans import KNOWN
+from .shifts import CONVOLUTIONS, SHIFTS, shifted
 from .weights import ContextGroup, used, used_replicated
+from .windows import reach_of, windowed
 from .zigzag import check_blocks
 
 
@@ -46,6 +52,9 @@ def gathered(tensor: Tensor, shard_group: ShardGroup) -> Tensor:
     if isinstance(owner, ContextGroup) and isinstance(tensor, DTensor):
         tensor = owner.along_positions(tensor)
         owner = shard_group_of(tensor)
+    if owner is not None and (window := getattr(tensor, WINDOW)) is not None:
+        full: Tensor = window.whole(owner)
+        return full
     ours = owner is None or owner is shard_group or isinstance(owner, ContextGroup)  # the others have heads
     if ours and isinstance(tensor, DTensor) and shard_of(tensor) is not None:
         return gather(tensor, owner or shard_group)
@@ -119,10 +128,18 @@ def attention(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any
     if causal and total > key.shape[-2]:
         raise Unsplittable("is causal, with fewer keys than queries")
     assert isinstance(query, DTensor)
+    apart = _from_back(key) == _from_back(value) == 2
+    chosen = getattr(shard_group, "attention", "all_gather")
+    if mask is not None and not isinstance(mask, DTensor) and apart and chosen != "all_to_all" and not causal:
+        reach = None if mask.requires_grad or key.shape[-2] != total else reach_of(mask, total, shard_group)
+        if reach is not None:
+            shards = query.to_local(), key.to_local(), value.to_local()
+            with stream_of_part(shard_group, given.get("dropout_p", 0.0) > 0):
+                return like(windowed(func, *shards, mask, reach, given, shard_group), query, shard_group)
     if (
         isinstance(shard_group, ContextGroup)
         and not isinstance(mask, DTensor)
-        and _from_back(key) == _from_back(value) == 2
+        and apart
         and all_to_all.chosen(query, key, value, shard_group)
     ):
         shards = query.to_local(), key.to_local(), value.to_local()
@@ -239,25 +256,36 @@ def dropout(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
     return given if result is local else like(result, given, shard_group)
 
 
+def concatenated_positions(shard_group: ShardGroup, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors behind each other, along positions or another dim."""
+    result = joined(shard_group, func, args, kwargs)
+    return shifted(shard_group, func, args, kwargs) if result is NotImplemented else result
+
+
 PRODUCTS = {
     F.linear: linear,
     F.scaled_dot_product_attention: attention,
     **dict.fromkeys(named((torch, Tensor), ("matmul", "__matmul__", "bmm")), product),
     **dict.fromkeys(named((torch, Tensor), ("baddbmm",)), added_product),
+    **CONVOLUTIONS,
+    **RECURRENT,
 }
 """The rules for what a model spends its time with."""
+ALONG_POSITIONS = {F.scaled_dot_product_attention, *CONVOLUTIONS, *RECURRENT}
+"""Functions whose sharded dim is that of positions."""
 OWN: dict[Any, Rule] = {
     **{func: rule for func, rule in RULES.items() if rule in (drawn, over_sequences)},
     **dict.fromkeys((func for func, rule in RULES.items() if rule.__name__ == "dropout"), dropout),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is concatenated), joined),
     **dict.fromkeys((func for func, rule in RULES.items() if rule is statistics), statistics),
     **PRODUCTS,
+    **CUMULATIVE,
     **dict.fromkeys(named((torch, F), ("layer_norm", "rms_norm")), norm),
 }
 
 
 _BY_NEIGHBOURS = named(
-    (torch, Tensor, F), ("argmax", "argmin", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "unfold")
+    (torch, Tensor, F), ("argmax", "argmin", "conv2d", "conv3d", "conv_transpose1d", "unfold")
 )
 """What PyTorch does by messages of its own, with blocks behind each other."""
 
@@ -265,15 +293,32 @@ _BY_NEIGHBOURS = named(
 class Positions(Functions):
     """Answers for sequences of one team."""
 
-    rules = OWN
+    rules = {
+        **OWN,
+        **dict.fromkeys(SHIFTS, shifted),
+        **dict.fromkeys((func for func, rule in OWN.items() if rule is joined), concatenated_positions),
+    }
 
     def on_shards(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         balanced = isinstance(self.shard_group, ContextGroup) and self.shard_group.balanced
         if balanced and func in _BY_NEIGHBOURS:
             raise Unsplittable("takes whole sequences")
+        if any(getattr(each, WINDOW) is not None for each in shards_in(args, kwargs)):
+            return self._on_windows(func, args, kwargs)
+        if func in KNOWN:
+            return KNOWN[func](self.shard_group, func, args, kwargs)
         result = super().on_shards(func, types, args, kwargs)
         if balanced and func not in METADATA:
             check_blocks(result, self.shard_group)
+        return result
+
+    def _on_windows(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's result for positions that are still to be computed."""
+        rule = self.rules.get(func)
+        takes = func in SHIFTS or func in CONVOLUTIONS
+        result = rule(self.shard_group, func, args, kwargs) if rule and takes else NotImplemented
+        if result is NotImplemented:
+            raise Unsplittable("takes some positions")
         return result
 
     def taken(self, tensor: Tensor) -> Tensor:
@@ -293,8 +338,8 @@ class Positions(Functions):
         except FATAL:
             raise
         except Exception as reason:
-            if func in OWN:  # of this rank's positions alone, perhaps: the others would not gather
-                raise
+            if func in OWN or func in KNOWN:
+                raise  # of this rank's positions alone, perhaps: the others would not gather
             return self.on_full_tensors(func, args, kwargs, reason)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:

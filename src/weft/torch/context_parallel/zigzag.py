@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from weft.torch.pytorch.private_dtensor import redistribute_by
 from weft.torch.tensor_parallel.rules import Unsplittable
 from weft.torch.tensor_parallel.shard_group import ShardGroup
+from weft.torch.tensors.marks import WINDOW
 from weft.torch.tensors.pytree import tensors_in
 from weft.torch.tensors.shards import ShardPositions
 
@@ -53,7 +54,8 @@ def check_blocks(result: Any, shard_group: ShardGroup) -> None:
         Unsplittable: They are not.
     """
     for each in tensors_in(result):
-        if isinstance(each, DTensor) and not each.placements[0].is_replicate():
+        computed = getattr(each, WINDOW) is None
+        if computed and isinstance(each, DTensor) and not each.placements[0].is_replicate():
             _positions(each.placements[0], each.shape, shard_group)
 
 

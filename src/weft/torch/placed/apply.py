@@ -93,7 +93,7 @@ def cut_over_sequences(
     for order in () if shard_group is None else (*shard_group.orders(), *shard_group.further):
         order.record = partial(record, session, "tensor")
         order.agree = partial(_agree, session.tensor)
-        order.waits = True
+        order.waits = session.settings.sharded_parameters_gathered == "step"
     return shard_group
 
 

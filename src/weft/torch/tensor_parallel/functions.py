@@ -63,6 +63,11 @@ class Functions:
         written = targets(func, args, kwargs)
         if written and not all(isinstance(each, DTensor) for each in written):
             raise Unsplittable("writes its parts into a full tensor")
+        # PyTorch would write into a copy
+        if func is Tensor.__setitem__ and _goes_along_shards(args[0], args[1]):
+            raise Unsplittable(
+                "takes some of what is sharded; where the first step does so, too, it stays whole"
+            )
         rule = self.rules.get(func)
         if rule is not None:
             result = rule(self.shard_group, func, args, kwargs)
@@ -93,6 +98,21 @@ class Functions:
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """A plain tensor with what the ranks hold together."""
         return as_full_tensor(tensor)
+
+
+def _goes_along_shards(tensor: DTensor, index: Any) -> bool:
+    """True if an index takes some places of a sharded dim: one, or those from one to another."""
+    index = [each for each in (index if isinstance(index, tuple) else (index,)) if each is not None]
+    if any(isinstance(each, (Tensor, list)) for each in index):
+        return False
+    if Ellipsis in index:
+        at = index.index(Ellipsis)
+        index[at : at + 1] = [slice(None)] * (tensor.ndim - len(index) + 1)
+    dims = {getattr(placement, "dim", None) for placement in tensor.placements}
+    return any(
+        dim in dims and not (isinstance(each, slice) and each.indices(size) == (0, size, 1))
+        for dim, (each, size) in enumerate(zip(index, tensor.shape, strict=False))
+    )
 
 
 def gather_full_tensor(tensor: Tensor) -> Tensor:
@@ -130,6 +150,11 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
             take_plain_as_replicated_here()
             return functions(func, types, args, kwargs or {})
     return _plain(func, types, args, kwargs or {})
+
+
+def answered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a function of the model's own, among whose arguments are sharded tensors, by the rules of these."""
+    return _torch_function(func, (), args, kwargs)
 
 
 def answer(functions: Functions) -> None:

@@ -130,7 +130,8 @@ class ShardGroup:
 
     def all_to_all(self, sent: Tensor) -> Tensor:
         """The rows that all ranks have for this one, of a tensor with a row for each rank."""
-        assert self.collectives is not None
+        if self.collectives is None:
+            return sent
         self._outside("exchanges shards")
         with self.record():
             return self.collectives.all_to_all(sent)

@@ -23,6 +23,8 @@ OF_TENSORS = {
     "_weft_cut": None,  # on a parameter of which this rank holds a part: how it was cut, over which ranks
     "_weft_away": None,  # on a parameter that has no values just now: who gathers it, see ``tensors.cut_weights``
     "_weft_blocks": None,  # on the result of a sharded fused projection: the sizes of its blocks
+    "_weft_window": None,  # on sharded positions: the ``Window`` of them that is still to be computed
+    "_weft_reach": None,  # on a mask: how far blocks of positions see by it, see ``context_parallel.windows``
     "_weft_entered": None,  # on sharded positions that linears take: how often written, what all of these share
     "_weft_tags": None,  # while it is found out what can be split: the linears that a sharded tensor comes from
     "_weft_spread": False,  # whether each rank of axis tp has a part of it, see ``tensor_parallel.sharded_activations``
@@ -34,7 +36,8 @@ OF_TENSORS = {
 for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)
 
-CUT, AWAY, BLOCKS, TAGS = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags"
+CUT, AWAY, BLOCKS, TAGS, WINDOW = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags", "_weft_window"
+REACH = "_weft_reach"
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
 WHOLE = "_weft_whole"

@@ -34,7 +34,7 @@ class Holder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = Layer(), nn.GRU(8, 8, batch_first=True)
+        self.first, self.second = Layer(), nn.GRU(8, 4, batch_first=True, bidirectional=True)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.second(self.first(x))[0]
@@ -70,10 +70,17 @@ def test_layers_of_another_kind_have_their_own_fate():
     ("between", "reason"),
     [
         (lambda x: x.flip(1), "flip takes whole sequences"),
-        (lambda x: x.cumsum(1), "cumsum takes whole sequences"),
+        (lambda x: x.cumprod(1), "cumprod takes whole sequences"),
         (lambda x: x - x.mean(1, keepdim=True), "mean takes whole sequences"),
         (lambda x: x.softmax(1), "softmax takes whole sequences"),
-        (lambda x: x + F.pad(x[:, :-1], (0, 0, 1, 0)), "getitem takes whole sequences"),
+        (lambda x: F.pad(x[:, :-1].sin(), (0, 0, 1, 0)), "sin takes some positions"),
+        (lambda x: x[:, ::2].repeat(1, 2, 1), "getitem takes some positions"),
+        (lambda x: F.pad(x[:, 1:], (0, 0, 1, 0)), "pad pads a part of a sequence"),
+        (
+            lambda x: F.conv1d(x.mT, torch.ones(8, 8, 2), stride=2).mT.repeat(1, 2, 1),
+            "conv1d takes some positions",
+        ),
+        (lambda x: F.conv1d(x.mT, torch.ones(8, 8, 9), padding=8)[..., :6].mT, "getitem sees more positions"),
         (
             lambda x: F.batch_norm(x.flatten(0, 1), None, None, training=True).view(x.shape),
             "batch_norm keeps",
@@ -96,6 +103,12 @@ def test_what_looks_at_other_positions_is_left_whole(between: Callable[[Tensor],
         lambda x: x.pow(2).mean(-1, keepdim=True).rsqrt() * x,
         lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
         lambda x: x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2).transpose(1, 2).flatten(2),
+        lambda x: x.cumsum(1),
+        lambda x: x + F.pad(x[:, :-1], (0, 0, 1, 0)),
+        lambda x: x + F.pad(x, (0, 0, 2, -2)),
+        lambda x: torch.cat([torch.zeros(3, 2, 8), x.narrow(1, 0, 4)], 1),
+        lambda x: F.conv1d(x.mT, torch.ones(8, 8, 4), padding=3)[..., :6].mT,
+        lambda x: F.conv1d(x.mT, torch.ones(8, 1, 3), padding="same", groups=8).mT,
     ],
 )
 def test_what_acts_on_each_position_is_cut(between: Callable[[Tensor], Tensor]):
@@ -106,7 +119,7 @@ def test_what_acts_on_each_position_is_cut(between: Callable[[Tensor], Tensor]):
 def test_modules_inside_of_one_that_cannot_are_tried():
     splits = found(Holder(), Holder())
     assert splits.regions == {"0.first": 1, "1.first": 1}
-    assert splits.whole["0"].startswith("gru takes whole sequences")
+    assert splits.whole["0"].startswith("gru goes along positions both ways")
 
 
 def test_few_positions_and_no_positions():
@@ -187,3 +200,14 @@ def test_no_graph_is_left():
     for parameter in net.parameters():
         parameter.data = parameter.data[:2].clone()
         (parameter * 1).sum().backward()  # a node of an older graph would know another shape
+
+
+def test_a_mask_without_values_is_no_window():
+    class Masked(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return x + self.out(F.scaled_dot_product_attention(q, k, v, mask))
+
+    net = nn.Sequential(Masked().to("meta"))
+    assert find(net, lambda: net(torch.randn(3, 6, 8, device="meta")).sum(), 2).regions == {"0": 1}
