@@ -235,6 +235,35 @@ def weights_that_a_step_reads_itself_must_be_whole() -> None:
         step_of(penalised)(job.model, batch(0))
 
 
+class Viewing(models.Block):
+    """From the second step on it writes a piece of what its linear gives."""
+
+    late = False
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 3 * WIDTH, torch.tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.up(x))
+        if self.late:
+            hidden[..., 3].zero_()
+        return x + self.down(hidden)
+
+
+@CHECKS.check
+def a_write_into_a_piece_that_only_a_later_step_takes_is_an_error() -> None:
+    """The piece is of another rank, so what is written is a copy."""
+    start(partitions=1, verify="off")
+    net = nn.Sequential(*(Viewing() for _ in range(2)))
+    model = weft.DistributedModel(net)
+    step = step_of(next_rows)
+    step(model, batch(0))
+    for each in net:
+        each.late = True
+    with pytest.raises(UsageError, match=r"getitem has taken a piece|lost its connection|failed"):
+        step(model, batch(1))
+
+
 class Reading(models.Block):
     """In evaluation it takes a matrix that is its linear's, which no run in training shows."""
 

@@ -15,7 +15,7 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import version
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import answer
-from weft.torch.tensor_parallel.rules import shard_of
+from weft.torch.tensor_parallel.rules import local_of, shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import (
     ShardedActivation,
@@ -124,7 +124,7 @@ class Region:
         if not keeps or not isinstance(result, DTensor) or len(result.placements) > 1:
             return gathered(result, shard_group)
         return sharded_activation(
-            result.to_local(), shard_group, self.dim, shard_group.positions(result.shape[self.dim])
+            local_of(result), shard_group, self.dim, shard_group.positions(result.shape[self.dim])
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Region:
@@ -168,7 +168,7 @@ class OnPositions:
         (given,) = (*args, *kwargs.values())
         shard_group = shard_group_of(given) or self.shard_group
         weight, bias = (used(each, shard_group) for each in (module.weight, module.bias))
-        return like(nn.functional.linear(given.to_local(), weight.t(), bias), given, shard_group)
+        return like(nn.functional.linear(local_of(given), weight.t(), bias), given, shard_group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnPositions:
         copied = memo[id(self)] = OnPositions(memo[id(self.module)], self.shard_group)

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
-from weft.torch.tensor_parallel.rules import Unsplittable, shard_of
+from weft.torch.tensor_parallel.rules import Unsplittable, local_of, shard_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, Narrowed, plain
 from weft.torch.tensors.marks import WINDOW
@@ -87,7 +87,7 @@ def gather(tensor: DTensor, shard_group: ShardGroup) -> Tensor:
     """The full tensor of a sharded one, for what every rank computes alike."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
     full: Tensor = AllGathered.apply(
-        tensor.to_local(), shard_group, dim, shard_group.positions(tensor.shape[dim])
+        local_of(tensor), shard_group, dim, shard_group.positions(tensor.shape[dim])
     )
     return full
 
@@ -142,5 +142,5 @@ class KeptSharded:
 def share(tensor: DTensor, shard_group: ShardGroup) -> Tensor:
     """The full tensor of a sharded one, of which each rank makes something of its own."""
     dim = tensor.placements[0].dim  # type: ignore[attr-defined]
-    full: Tensor = Share.apply(tensor.to_local(), dim, tensor.shape[dim], shard_group)
+    full: Tensor = Share.apply(local_of(tensor), dim, tensor.shape[dim], shard_group)
     return full

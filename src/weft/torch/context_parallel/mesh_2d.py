@@ -24,7 +24,7 @@ from weft.torch.pytorch.torch_functions import named, targets
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
 from weft.torch.tensor_parallel.functions import answer, name_of
-from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
+from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, local_of, new_shape, wrap
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
@@ -74,7 +74,7 @@ class TensorAndContext(ContextGroup):
 
     def along_positions(self, tensor: DTensor) -> DTensor:
         blocks = getattr(tensor, BLOCKS)
-        local, heads = tensor.to_local(), tensor.placements[1]
+        local, heads = local_of(tensor), tensor.placements[1]
         if blocks is not None:
             shards = AllGathered.apply(
                 local, self.heads, local.ndim - 1, _behind(local.shape[-1], self.heads)
@@ -150,7 +150,7 @@ class OnMesh2D:
         known: Any = given._weft_entered  # type: ignore[attr-defined]
         wants = given.requires_grad and torch.is_grad_enabled()
         if known is None or known[0] != version(given) or known[1].requires_grad != wants:
-            known = version(given), enter(given.to_local(), shard_group.heads)
+            known = version(given), enter(local_of(given), shard_group.heads)
             given._weft_entered = known  # type: ignore[attr-defined]
         entered = known[1]
         bias = own(self.split.module, "bias")
@@ -166,10 +166,10 @@ class OnMesh2D:
         if isinstance(shard_group_of(given), TensorAndContext):
             if not (getattr(given, BLOCKS) is None and given.placements[1].is_shard(given.ndim - 1)):
                 raise Unsplittable("gets other features than its own")
-            local = given.to_local()
+            local = local_of(given)
         else:
             shard = given.shape[-1] // shard_group.heads.size
-            local = enter(given.to_local(), shard_group.heads).narrow(
+            local = enter(local_of(given), shard_group.heads).narrow(
                 -1, shard_group.heads.rank * shard, shard
             )
         result = leave(self._product(local, shard_group, None), shard_group.heads)

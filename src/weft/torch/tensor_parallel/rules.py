@@ -7,7 +7,8 @@ rule will do, or raises :class:`Unsplittable` where full tensors are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from weft.errors import UsageError
+from weft.torch.pytorch.private import has_memory, no_torch_function, storage_key, version
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.session.random_streams import TORCH, Streams, mix
-from weft.torch.tensors.marks import BLOCKS
+from weft.torch.tensors.marks import BLOCKS, TAKEN
 
 from .cuts import Cut, joined
 from .shard_group import ShardGroup, enter, exchanging
@@ -51,10 +54,62 @@ def shard_of(tensor: Any) -> int | None:
     return placement.dim if type(placement) is Shard else None
 
 
+def note_views(shard: DTensor, found: Sequence[Tensor], name: str) -> None:
+    """Note views of the whole of a shard. They are views of a copy, so a write into one is lost: see `check_views`."""
+    if found:
+        views = [(weakref.ref(each), each.detach(), version(each), name) for each in found]
+        setattr(base_of(shard), TAKEN, [*(getattr(base_of(shard), TAKEN) or ()), *views])
+
+
+def check_views(shard: DTensor, written: bool = False) -> None:
+    """Refuse a shard that the model has written by a view of the whole, or writes while there is one.
+
+    Raises:
+        UsageError: One of them was written, or the shard is.
+    """
+    views = getattr(base_of(shard), TAKEN) or ()
+    if any(view() is shard for view, *_ in views):
+        return  # one of the views: what it is a copy of is refused, if that is used again
+    for view, alias, count, name in views:
+        if version(alias) != count or (written and view() is not None):
+            raise UsageError(
+                f"{name} has taken a piece of a tensor that ranks share, and the model writes into one of both, which "
+                "the other would not see: write into copies (x.clone()), or do that in the first step too, after which "
+                "the tensor stays whole"
+            )
+
+
+def base_of(shard: DTensor) -> Tensor:
+    """The tensor of this rank's that shards with the same memory have."""
+    with no_torch_function(), torch.no_grad():
+        seen: Any = shard if shard._base is None else shard._base
+        local: Tensor = seen.to_local()
+        return local if local._base is None else local._base
+
+
+def own_part(shard: DTensor) -> Tensor:
+    """This rank's part, without a graph."""
+    with no_torch_function(), torch.no_grad():
+        local: Tensor = shard.to_local()
+        return local
+
+
+def has_memory_of(tensor: Tensor, other: Tensor) -> bool:
+    """True if the tensor lies in the memory of the other one."""
+    return has_memory(tensor) and storage_key(tensor) == storage_key(other)
+
+
+def local_of(shard: DTensor) -> Tensor:
+    """This rank's part, if nobody has written a view of the whole."""
+    check_views(shard)
+    return shard.to_local()
+
+
 def as_full_tensor(tensor: Tensor) -> Tensor:
     """A plain tensor with what the parts hold together; its gradient reaches all parts."""
     if not isinstance(tensor, DTensor):
         return tensor
+    check_views(tensor)
     blocks = getattr(tensor, BLOCKS)
     with exchanging(tensor):
         full: Tensor = tensor.full_tensor()
@@ -67,6 +122,7 @@ def as_full_tensor(tensor: Tensor) -> Tensor:
 
 def as_shard(tensor: DTensor, dim: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part along ``dim`` of a tensor in other parts."""
+    check_views(tensor)
     if getattr(tensor, BLOCKS) is not None:
         full = as_full_tensor(tensor)
         return (
