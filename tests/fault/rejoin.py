@@ -29,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from tests.fault.workers import rejoining
 from tests.launching import SOURCE
-from weft.reduce.members import VARIABLE
+from weft.launch.discovery import REPLICA
 
 JOB = Path(rejoining.__file__)
 LAYOUTS = {"1x2": (1, 2), "2x2": (2, 2), "1x4": (1, 4)}
@@ -193,12 +193,8 @@ class Campaign:
             except (OSError, UnicodeDecodeError):
                 continue
             environ = dict(each.split("=", 1) for each in text.split("\0") if "=" in each)
-            if (
-                environ.get("REJOIN_MARK") == self.mark
-                and VARIABLE in environ
-                and "WEFT_SHARED_FD" in environ
-            ):
-                found[int(name)] = int(environ[VARIABLE].split(":")[2])
+            if environ.get("REJOIN_MARK") == self.mark and REPLICA in environ and "WEFT_SHARED_FD" in environ:
+                found[int(name)] = int(environ[REPLICA].split(":")[2])
         return found
 
     def last_step(self) -> int:

@@ -31,6 +31,8 @@ LEADER = "WEFT_LEADER"
 MASTER = "WEFT_MASTER"
 """The variable with the host and port that `weft run` has put into MASTER_ADDR and MASTER_PORT."""
 
+REPLICA = "WEFT_REPLICA"
+"""With ``min_replicas``: which replica the process belongs to, and the memory in which replicas meet."""
 TOKEN = "WEFT_TOKEN"
 """The variable with the secret of a job over several hosts."""
 _MPI_KEY = "OMPI_MCA_orte_precondition_transports"

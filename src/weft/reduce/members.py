@@ -21,8 +21,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
-VARIABLE = "WEFT_REPLICA"
-"""The variable that says which replica a process belongs to, and where the memory is."""
 _RING = 64
 _SLOT_WORDS = 16
 _HEAD_WORDS = 8
@@ -87,7 +85,7 @@ class Table:
         return table
 
     def address(self, replica: int, start: int) -> str:
-        """The value of :data:`VARIABLE`, by which a rank of a replica finds the memory.
+        """The value of ``WEFT_REPLICA``, by which a rank of a replica finds the memory.
 
         ``start``: how often the replica was started before.
         """

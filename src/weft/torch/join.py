@@ -21,10 +21,9 @@ from weft.config import TP_DEGREES, Settings, resolve, with_named
 from weft.errors import ConfigError
 from weft.import_hooks import when_imported
 from weft.launch import rendezvous
-from weft.launch.discovery import discover
+from weft.launch.discovery import REPLICA, discover
 from weft.launch.rehearsal import Asked
 from weft.launch.startup import agree
-from weft.reduce.members import VARIABLE as REPLICA
 from weft.runtime.allocator import host_bytes, keep_memory
 from weft.runtime.executor import Executor, Hooks
 from weft.session import recording
@@ -41,7 +40,6 @@ from weft.torch.offload.activations import Activations
 from weft.torch.optimizer import is_local
 from weft.torch.pretrained import MODELING, read_by_parts
 from weft.torch.replicas.metrics import count_replicas_once
-from weft.torch.replicas.rejoin import Rejoin
 from weft.torch.session import current
 from weft.torch.session.device import choose_device, direct_groups, find_release, have_own_gpus, rings_of
 from weft.torch.session.observed import observe
@@ -119,6 +117,8 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     for file in MODELING:
         when_imported(file, read_by_parts)
     if settings.min_replicas:
+        from weft.torch.replicas.rejoin import Rejoin  # few jobs need it
+
         session.rejoin = Rejoin(os.environ[REPLICA], session)
     session.agreement.watch_optimizers()
     session.activations = Activations(device) if settings.offload_activations else None

@@ -22,7 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import weft.torch as weft
-from weft.reduce.members import VARIABLE, Table, Word
+from weft.launch.discovery import REPLICA
+from weft.reduce.members import Table, Word
 from weft.torch.session import current
 
 BATCH, MICROBATCHES, SEED = 8, 2, 3
@@ -69,7 +70,7 @@ def arm(faults: list[list[Any]], start: int) -> None:
 def main(folder: Path, steps: int, faults: list[list[Any]], sleep_s: float) -> None:
     torch.set_default_dtype(torch.float64)
     weft.init(microbatches=MICROBATCHES)
-    start = int(os.environ[VARIABLE].split(":")[3]) + 1000 * int(os.environ["WEFT_ATTEMPT"])
+    start = int(os.environ[REPLICA].split(":")[3]) + 1000 * int(os.environ["WEFT_ATTEMPT"])
     arm(faults, start)
     model = weft.DistributedModel(make_model())
     optimizer = weft.DistributedOptimizer(make_optimizer(model.parameters()))

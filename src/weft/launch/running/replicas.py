@@ -19,12 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import NoReturn
 
+from weft.launch.discovery import REPLICA
 from weft.launch.guard import end_marked
 from weft.launch.journal.journal import Nowhere
 from weft.launch.local import GO_ON, SAVING, Launcher, heeded
 from weft.launch.root_cause import exit_code, signal_name
 from weft.launch.running.job import Failed, Job, usable_cores
-from weft.reduce.members import VARIABLE, Table, Word
+from weft.reduce.members import Table, Word
 from weft.units import format_seconds
 from weft.watch import progress
 from weft.watch.process import die_with_parent
@@ -158,7 +159,7 @@ class Replicas:
                 del self._running[replica]
                 code = os.waitstatus_to_exitcode(status)
                 if code < 0:  # it could not see to the end of its ranks: none may write any more
-                    end_marked(each.address, VARIABLE)
+                    end_marked(each.address, REPLICA)
                     if not each.late:
                         _say(f"the launcher of replica {replica} was killed by {signal_name(-code)}")
                 self._end(
@@ -300,7 +301,7 @@ def _run(job: Job, replica: int, address: str, writing: int, launcher: int) -> N
         environ = {
             "OMP_NUM_THREADS": str(max(1, usable_cores() // job.ranks)),
             **job.environ,
-            VARIABLE: address,
+            REPLICA: address,
         }
         if replica:
             environ[progress.VARIABLE] = "off"

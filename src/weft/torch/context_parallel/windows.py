@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.torch.pytorch.private import version
+from weft.torch.pytorch.private import base_of, version
 from weft.torch.tensor_parallel.shard_group import ShardGroup
 from weft.torch.tensors.marks import REACH
 
@@ -44,7 +44,8 @@ def _reach(mask: Tensor, sizes: list[int]) -> Reach:
     """The same, known from before for a mask of which nothing was written since; layers see one mask in turn."""
     if mask.is_inference():
         return _read(mask, sizes)
-    base = mask if mask._base is None else mask._base
+    seen = base_of(mask)
+    base = mask if seen is None else seen
     known = getattr(base, REACH) or {}
     key = (
         version(mask),

@@ -29,11 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import UsageError
+from weft.launch.discovery import REPLICA
 from weft.launch.rendezvous import let_go
 from weft.reduce.choice import choose
 from weft.reduce.collective import Collective, Work
 from weft.reduce.exchange import EXTREMES, mark_nan, nan_where_marked
-from weft.reduce.members import VARIABLE as REPLICA
 from weft.transport.private_c10d import gives_works, nccl_options, number_operations, use_backend, work_of
 
 NAMES = ("weft", "smddp")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, has_memory, no_torch_function
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, has_memory
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
 from weft.torch.tensors.marks import BLOCKS, TAKEN
@@ -29,11 +29,12 @@ from .rules import (
     Rule,
     Unsplittable,
     as_full_tensor,
-    base_of,
     check_views,
     has_memory_of,
     note_views,
     own_part,
+    part_below,
+    seen_of,
     shards_in,
 )
 from .shard_group import ALL_GATHERS, ShardGroup
@@ -131,9 +132,9 @@ class Functions:
 
 def _is_copied_view(result: Tensor, part: DTensor) -> bool:
     """True if PyTorch takes a result for a view of a shard, and its content is a copy: what all ranks have gathered."""
-    with no_torch_function():
-        is_view = result._base is not None and result._base is (part if part._base is None else part._base)
-    return is_view and isinstance(result, DTensor) and not has_memory_of(own_part(result), own_part(part))
+    if not isinstance(result, DTensor) or result is part or seen_of(result) is not seen_of(part):
+        return False
+    return seen_of(result) is not result and not has_memory_of(own_part(result), own_part(part))
 
 
 def _goes_along_shards(tensor: DTensor, index: Any) -> bool:
@@ -185,7 +186,7 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
         functions = _answering(part)
         if functions is not None:
             for each in shards_in(args, kwargs or {}):
-                if getattr(base_of(each), TAKEN) is not None:
+                if getattr(part_below(each), TAKEN) is not None:
                     check_views(each, any(each is target for target in targets(func, args, kwargs or {})))
             take_plain_as_replicated_here()
             return functions(func, types, args, kwargs or {})

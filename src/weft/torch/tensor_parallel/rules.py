@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import has_memory, no_torch_function, storage_key, version
+from weft.torch.pytorch.private import base_of, has_memory, no_torch_function, storage_key, version
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import BLOCKS, TAKEN
@@ -58,7 +58,7 @@ def note_views(shard: DTensor, found: Sequence[Tensor], name: str) -> None:
     """Note views of the whole of a shard. They are views of a copy, so a write into one is lost: see `check_views`."""
     if found:
         views = [(weakref.ref(each), each.detach(), version(each), name) for each in found]
-        setattr(base_of(shard), TAKEN, [*(getattr(base_of(shard), TAKEN) or ()), *views])
+        setattr(part_below(shard), TAKEN, [*(getattr(part_below(shard), TAKEN) or ()), *views])
 
 
 def check_views(shard: DTensor, written: bool = False) -> None:
@@ -67,7 +67,7 @@ def check_views(shard: DTensor, written: bool = False) -> None:
     Raises:
         UsageError: One of them was written, or the shard is.
     """
-    views = getattr(base_of(shard), TAKEN) or ()
+    views = getattr(part_below(shard), TAKEN) or ()
     if any(view() is shard for view, *_ in views):
         return  # one of the views: what it is a copy of is refused, if that is used again
     for view, alias, count, name in views:
@@ -79,12 +79,17 @@ def check_views(shard: DTensor, written: bool = False) -> None:
             )
 
 
-def base_of(shard: DTensor) -> Tensor:
-    """The tensor of this rank's that shards with the same memory have."""
-    with no_torch_function(), torch.no_grad():
-        seen: Any = shard if shard._base is None else shard._base
-        local: Tensor = seen.to_local()
-        return local if local._base is None else local._base
+def part_below(shard: DTensor) -> Tensor:
+    """The tensor of this rank's of which shards with the same memory are views."""
+    local = own_part(seen_of(shard))
+    return seen_of(local)
+
+
+def seen_of(tensor: Any) -> Any:
+    """The tensor of which this one is a view; itself, if it is none."""
+    with no_torch_function():
+        below = base_of(tensor)
+    return tensor if below is None else below
 
 
 def own_part(shard: DTensor) -> Tensor:
