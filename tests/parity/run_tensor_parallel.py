@@ -53,6 +53,12 @@ def found(net: nn.Module, case: Case, size: int, experts: str) -> Splits:
     if dist.get_rank() == 0:
         before = copy.deepcopy(net.state_dict())
         state = torch.get_rng_state()
+        with (
+            torch.no_grad()
+        ):  # a first call installs the hooks of transformers, which a dry run takes away again
+            case.loss_of(net, case.batch(0))
+        net.load_state_dict(before)
+        torch.set_rng_state(state)
         dry = DryRun([net], Streams(torch.device("cpu")))
         with dry.forward(lambda: case.loss_of(net, case.batch(0))) as run:
             told = [find(net, run, size, experts=experts).to_record()]
