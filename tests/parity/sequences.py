@@ -569,7 +569,8 @@ def attention_takes_own_heads_or_own_positions() -> None:
         fits = length % degree == 0 and keys % degree == 0
         # four tensors twice; two three times to all
         less = 2 * (heads + keys) <= FACTOR * 3 * degree * keys
-        fits &= kind != "documents" or attention == "all_to_all"  # else each sees its own, and what is beside
+        # blocks of two see their own documents and what is beside; smaller blocks see more than that
+        fits &= kind != "documents" or attention == "all_to_all" or degree > 2
         assert by_heads == (fits and attention != "all_gather" and (attention == "all_to_all" or less)), kind
 
 
