@@ -19,7 +19,8 @@ ENDS = [
     "weights_that_a_step_reads_itself_must_be_whole",
     "weights_that_another_module_reads_must_be_whole",
     "unknown_words_are_an_error",
-    "a_write_into_a_piece_that_only_a_later_step_takes_is_an_error",
+    "a_write_into_a_piece_that_only_a_later_one_takes_is_an_error[step]",
+    "a_write_into_a_piece_that_only_a_later_one_takes_is_an_error[evaluation]",
 ]
 """After these a job cannot go on."""
 FAILS = "what_cannot_be_cut_as_the_script_says_is_an_error"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,10 @@ def test_a_model_without_sequences_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("check", WRITES)
-def test_writes_that_pytorch_would_lose_are_refused(check: str) -> None:
-    env = {"WEFT_SET": '{"context_parallel_degree": 2}', **PATHS}
-    done = run_ranks(2, FOLDER / "sequences.py", [check], env=env, warm=True)
+def test_writes_that_pytorch_would_lose_are_refused(check: str, tensor: int) -> None:
+    settings = {"context_parallel_degree": 2, "tensor_parallel_degree": tensor}
+    env = {"WEFT_SET": json.dumps(settings), **PATHS}
+    done = run_ranks(2 * tensor, FOLDER / "sequences.py", [check], env=env, warm=True)
     assert done.returncode and WRITES[check] in done.stdout + done.stderr

@@ -15,7 +15,8 @@ from weft.errors import UsageError
 from weft.torch.pytorch.private import version
 from weft.torch.pytorch.private_dtensor import redistributes, take_plain_as_replicated
 from weft.torch.tensor_parallel.functions import answer
-from weft.torch.tensor_parallel.rules import local_of, shard_of
+from weft.torch.tensor_parallel.pieces import local_of
+from weft.torch.tensor_parallel.rules import shard_of
 from weft.torch.tensor_parallel.shard_group import ShardGroup, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import (
     ShardedActivation,

@@ -11,7 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.pytorch.private import keeps_as_ever
-from weft.torch.tensor_parallel.rules import Unsplittable, local_of, shard_of
+from weft.torch.tensor_parallel.pieces import local_of
+from weft.torch.tensor_parallel.rules import Unsplittable, shard_of
 from weft.torch.tensor_parallel.shard_group import Quiet, ShardGroup
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, Narrowed, plain
 from weft.torch.tensors.marks import WINDOW

@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from weft.errors import UsageError
 from weft.torch.pytorch.private import version
-from weft.torch.pytorch.torch_functions import named, targets
+from weft.torch.pytorch.torch_functions import named
 from weft.torch.tensor_parallel.apply import SplitLinear
 from weft.torch.tensor_parallel.cuts import Cut, joined
-from weft.torch.tensor_parallel.functions import answer, name_of
-from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, local_of, new_shape, wrap
+from weft.torch.tensor_parallel.functions import answer
+from weft.torch.tensor_parallel.pieces import local_of
+from weft.torch.tensor_parallel.rules import RULES, VIEWS, Unsplittable, new_shape, wrap
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, leave, new_name, shard_group_of
 from weft.torch.tensor_parallel.sharded_activations import AllGathered, plain
 from weft.torch.tensor_parallel.splits import COLUMN, ROW, is_transposed
 from weft.torch.tensors.cut_weights import own
 from weft.torch.tensors.marks import BLOCKS, WINDOW
-from weft.torch.tensors.pytree import map_arguments, map_tensors
+from weft.torch.tensors.pytree import map_tensors
 from weft.torch.tensors.shards import ShardPositions
 
 from . import rules
@@ -307,24 +307,12 @@ class HeadsAndPositions(Positions):
             raise Unsplittable("takes weights for each feature")
         return super().on_shards(func, types, args, kwargs)
 
-    def on_full_tensors(self, func: Any, args: Any, kwargs: Any, reason: BaseException) -> Any:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """First all heads of this rank's positions: then others answer."""
         assert isinstance(self.shard_group, TensorAndContext)
-        shard_group = self.shard_group
-        if any(isinstance(each, DTensor) for each in targets(func, args, kwargs)):
-            raise UsageError(
-                f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
-                "write into a copy: x.clone()"
-            ) from reason
-        args, kwargs = map_arguments(
-            (args, kwargs),
-            lambda each: (
-                shard_group.along_positions(each)
-                if isinstance(each, DTensor) and shard_group_of(each) is shard_group
-                else each
-            ),
-        )
-        return func(*args, **kwargs)
+        if isinstance(tensor, DTensor) and shard_group_of(tensor) is self.shard_group:
+            return self.shard_group.along_positions(tensor)
+        return tensor
 
     def wrapped(self, tensor: Tensor) -> Tensor:
         if not tensor.requires_grad or isinstance(tensor, DTensor):

@@ -18,25 +18,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from weft.errors import DivergenceError, PeerError, StallError, UsageError
-from weft.torch.pytorch.private import ENDS_A_CHECKPOINT, has_memory
+from weft.torch.pytorch.private import ENDS_A_CHECKPOINT
 from weft.torch.pytorch.private_dtensor import take_plain_as_replicated_here
 from weft.torch.pytorch.torch_functions import AUTOGRAD, METADATA, targets
-from weft.torch.tensors.marks import BLOCKS, TAKEN
+from weft.torch.tensors.marks import BLOCKS
 from weft.torch.tensors.pytree import map_arguments, tensors_in
 
-from .rules import (
-    RULES,
-    Rule,
-    Unsplittable,
-    as_full_tensor,
-    check_views,
-    has_memory_of,
-    note_views,
-    own_part,
-    part_below,
-    seen_of,
-    shards_in,
-)
+from .pieces import check_pieces, is_copied, note_pieces, pass_on, share_memory
+from .rules import RULES, Rule, Unsplittable, as_full_tensor, shards_in
 from .shard_group import ALL_GATHERS, ShardGroup
 from .sharded_activations import plain
 
@@ -89,8 +78,8 @@ class Functions:
             args, kwargs = map_arguments((args, kwargs), self.wrapped)
         result = _plain(func, types, args, kwargs)
         for part in parts:
-            note_views(
-                part, [each for each in tensors_in(result) if _is_copied_view(each, part)], name_of(func)
+            note_pieces(
+                part, [each for each in tensors_in(result) if is_copied(each, part, func)], name_of(func)
             )
         return result
 
@@ -109,32 +98,27 @@ class Functions:
                 f"{name_of(func)} writes into a tensor that is split over axis tp, and needs the whole ({reason}); "
                 "write into a copy: x.clone()"
             ) from reason
-        gathered: list[tuple[DTensor, Tensor]] = []
+        copies: list[tuple[DTensor, Tensor]] = []
 
         def whole(tensor: Tensor) -> Tensor:
             full = self.full_tensor(tensor)
-            if isinstance(tensor, DTensor) and has_memory(full):
-                gathered.append((tensor, full))
+            if isinstance(tensor, DTensor) and not share_memory(full, tensor):
+                copies.append((tensor, full))
             return full
 
         args, kwargs = map_arguments((args, kwargs), whole)
         result = func(*args, **kwargs)
-        for shard, full in gathered:
-            note_views(
-                shard, [each for each in tensors_in(result) if has_memory_of(each, full)], name_of(func)
+        for shard, full in copies:
+            note_pieces(
+                shard, [each for each in tensors_in(result) if share_memory(each, full)], name_of(func)
             )
+            if isinstance(full, DTensor):
+                pass_on(full, shard)
         return result
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """A plain tensor with what the ranks hold together."""
         return as_full_tensor(tensor)
-
-
-def _is_copied_view(result: Tensor, part: DTensor) -> bool:
-    """True if PyTorch takes a result for a view of a shard, and its content is a copy: what all ranks have gathered."""
-    if not isinstance(result, DTensor) or result is part or seen_of(result) is not seen_of(part):
-        return False
-    return seen_of(result) is not result and not has_memory_of(own_part(result), own_part(part))
 
 
 def _goes_along_shards(tensor: DTensor, index: Any) -> bool:
@@ -162,7 +146,7 @@ def gather_full_tensor(tensor: Tensor) -> Tensor:
     functions = _answering(tensor)
     if functions is None:
         return as_full_tensor(tensor)
-    check_views(tensor)
+    check_pieces(tensor)
     functions.shard_group.agree(ALL_GATHERS)
     with torch.enable_grad():
         return functions.full_tensor(tensor)
@@ -185,9 +169,9 @@ def _torch_function(func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
     for part in shards_in(args, kwargs or {}):
         functions = _answering(part)
         if functions is not None:
+            written = targets(func, args, kwargs or {})
             for each in shards_in(args, kwargs or {}):
-                if getattr(part_below(each), TAKEN) is not None:
-                    check_views(each, any(each is target for target in targets(func, args, kwargs or {})))
+                check_pieces(each, any(each is target for target in written))
             take_plain_as_replicated_here()
             return functions(func, types, args, kwargs or {})
     return _plain(func, types, args, kwargs or {})

@@ -7,8 +7,7 @@ rule will do, or raises :class:`Unsplittable` where full tensors are needed.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from weft.errors import UsageError
-from weft.torch.pytorch.private import base_of, has_memory, no_torch_function, storage_key, version
 from weft.torch.pytorch.torch_functions import named
 from weft.torch.session.random_streams import TORCH, Streams, mix
-from weft.torch.tensors.marks import BLOCKS, TAKEN
+from weft.torch.tensors.marks import BLOCKS
 
 from .cuts import Cut, joined
+from .pieces import check_pieces
 from .shard_group import ShardGroup, enter, exchanging
 
 
@@ -54,67 +52,11 @@ def shard_of(tensor: Any) -> int | None:
     return placement.dim if type(placement) is Shard else None
 
 
-def note_views(shard: DTensor, found: Sequence[Tensor], name: str) -> None:
-    """Note views of the whole of a shard. They are views of a copy, so a write into one is lost: see `check_views`."""
-    if found:
-        views = [(weakref.ref(each), each.detach(), version(each), name) for each in found]
-        setattr(part_below(shard), TAKEN, [*(getattr(part_below(shard), TAKEN) or ()), *views])
-
-
-def check_views(shard: DTensor, written: bool = False) -> None:
-    """Refuse a shard that the model has written by a view of the whole, or writes while there is one.
-
-    Raises:
-        UsageError: One of them was written, or the shard is.
-    """
-    views = getattr(part_below(shard), TAKEN) or ()
-    if any(view() is shard for view, *_ in views):
-        return  # one of the views: what it is a copy of is refused, if that is used again
-    for view, alias, count, name in views:
-        if version(alias) != count or (written and view() is not None):
-            raise UsageError(
-                f"{name} has taken a piece of a tensor that ranks share, and the model writes into one of both, which "
-                "the other would not see: write into copies (x.clone()), or do that in the first step too, after which "
-                "the tensor stays whole"
-            )
-
-
-def part_below(shard: DTensor) -> Tensor:
-    """The tensor of this rank's of which shards with the same memory are views."""
-    local = own_part(seen_of(shard))
-    return seen_of(local)
-
-
-def seen_of(tensor: Any) -> Any:
-    """The tensor of which this one is a view; itself, if it is none."""
-    with no_torch_function():
-        below = base_of(tensor)
-    return tensor if below is None else below
-
-
-def own_part(shard: DTensor) -> Tensor:
-    """This rank's part, without a graph."""
-    with no_torch_function(), torch.no_grad():
-        local: Tensor = shard.to_local()
-        return local
-
-
-def has_memory_of(tensor: Tensor, other: Tensor) -> bool:
-    """True if the tensor lies in the memory of the other one."""
-    return has_memory(tensor) and storage_key(tensor) == storage_key(other)
-
-
-def local_of(shard: DTensor) -> Tensor:
-    """This rank's part, if nobody has written a view of the whole."""
-    check_views(shard)
-    return shard.to_local()
-
-
 def as_full_tensor(tensor: Tensor) -> Tensor:
     """A plain tensor with what the parts hold together; its gradient reaches all parts."""
     if not isinstance(tensor, DTensor):
         return tensor
-    check_views(tensor)
+    check_pieces(tensor)
     blocks = getattr(tensor, BLOCKS)
     with exchanging(tensor):
         full: Tensor = tensor.full_tensor()
@@ -127,7 +69,7 @@ def as_full_tensor(tensor: Tensor) -> Tensor:
 
 def as_shard(tensor: DTensor, dim: int, shard_group: ShardGroup) -> Tensor:
     """This rank's part along ``dim`` of a tensor in other parts."""
-    check_views(tensor)
+    check_pieces(tensor)
     if getattr(tensor, BLOCKS) is not None:
         full = as_full_tensor(tensor)
         return (

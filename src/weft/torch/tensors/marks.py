@@ -24,7 +24,6 @@ OF_TENSORS = {
     "_weft_away": None,  # on a parameter that has no values just now: who gathers it, see ``tensors.cut_weights``
     "_weft_blocks": None,  # on the result of a sharded fused projection: the sizes of its blocks
     "_weft_window": None,  # on sharded positions: the ``Window`` of them that is still to be computed
-    "_weft_taken": None,  # on a shard: views of the whole that were taken, see ``tensor_parallel.rules``
     "_weft_reach": None,  # on a mask: how far blocks of positions see by it, see ``context_parallel.windows``
     "_weft_entered": None,  # on sharded positions that linears take: how often written, what all of these share
     "_weft_tags": None,  # while it is found out what can be split: the linears that a sharded tensor comes from
@@ -38,7 +37,7 @@ for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)
 
 CUT, AWAY, BLOCKS, TAGS, WINDOW = "_weft_cut", "_weft_away", "_weft_blocks", "_weft_tags", "_weft_window"
-REACH, TAKEN = "_weft_reach", "_weft_taken"
+REACH = "_weft_reach"
 MARK = "_weft_partition"
 """On a module: the partition where the script wants it, and whether by ``set_partition``."""
 WHOLE = "_weft_whole"

@@ -37,7 +37,7 @@ def test_every_mark_is_listed(path):
 def test_every_mark_that_is_listed_is_used():
     text = "".join(FILES.values())
     by_constant = {marks.CUT: "CUT", marks.BLOCKS: "BLOCKS", marks.TAGS: "TAGS"}
-    by_constant |= {marks.WINDOW: "WINDOW", marks.REACH: "REACH", marks.TAKEN: "TAKEN"}
+    by_constant |= {marks.WINDOW: "WINDOW", marks.REACH: "REACH"}
     unused = [
         name
         for name in marks.OF_TENSORS
