@@ -50,7 +50,7 @@ def ranks(layout: str) -> int:
 
 
 def rows(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """What ranks wrote down of each step, the last time; the last line of one that was killed may be cut off."""
+    """The notes of ranks about each step, the last time; the last line of one that was killed may be cut off."""
     found: dict[int, list[dict[str, Any]]] = {}
     for file in sorted(folder.glob("log-*.jsonl")):
         mine: dict[int, dict[str, Any]] = {}

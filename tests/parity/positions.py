@@ -145,7 +145,7 @@ class Sentences(nn.Module):
 
 
 def trained(net: Callable[[], nn.Module], lengths: tuple[int, ...] = (24, 23, 16)) -> Sequences:
-    """What was found for a model that trains as in one process, on batches of unlike lengths."""
+    """The layout found for a model that trains as in one process, on batches of unlike lengths."""
     job = Job(net=net, lengths=lengths, verify="gradients")
     job.trains_as_one_process()
     return Sequences.from_record(job.model.plan.sequences)

@@ -62,7 +62,7 @@ Attend = Callable[[Page], None]
 OWN = ("local", "ssh")
 """The engines that are weft's own launcher."""
 REPLICA_RESTARTS = 10
-"""How often replicas are started again where --max-restarts does not say."""
+"""Restarts of replicas, in all, where --max-restarts does not say."""
 _FOLDERS = ("record", "log_dir", "tensorboard")
 """Settings that are folders, which the command line has options for."""
 _OPTIONS = {"WEFT_CONFIG": "--config", "WEFT_SET": "--set"}

@@ -283,6 +283,22 @@ class Whole8(Tensor):
         raise NotImplementedError(f"{func} of a quantised weight")
 
 
+def trains_beside(net: nn.Module, plain: nn.Module) -> tuple[Any, Any]:
+    """A model, and its optimizer, after steps whose losses are those of `plain` in one process; frozen weights stay."""
+    batches = vectors()
+    trained = [each for each in plain.parameters() if each.requires_grad]
+    expected = train_alone(plain, batches, squared_error, sgd(trained), MICROBATCHES)
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(sgd([each for each in model.parameters() if each.requires_grad]))
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        losses.append(train_step(model, batch).reduce_mean().item())
+        optimizer.step()
+    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    return model, optimizer
+
+
 class Laid(nn.Module):
     """A frozen linear whose weight has scales. In evaluation it turns both, and rounds them: as bitsandbytes does."""
 
@@ -311,18 +327,7 @@ def weights_laid_out_anew_in_evaluation() -> None:
     def make() -> nn.Module:
         return nn.Sequential(*(Laid(*sizes) for sizes in [(WIDTH, wide), (wide, WIDTH)] * 2))
 
-    net, plain = seeded(make), seeded(make)
-    batches = vectors()
-    trained = [each for each in plain.parameters() if each.requires_grad]
-    expected = train_alone(plain, batches, squared_error, sgd(trained), MICROBATCHES)
-    model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(sgd([each for each in model.parameters() if each.requires_grad]))
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        losses.append(train_step(model, batch).reduce_mean().item())
-        optimizer.step()
-    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    trains_beside(seeded(make), seeded(make))
 
 
 def values_of(tensor: Tensor) -> Tensor:
@@ -352,17 +357,7 @@ def adapters_over_quantised_weights() -> None:
     before = {
         name: weight.values() for name, weight in plain.named_parameters() if isinstance(weight, Whole8)
     }
-    batches = vectors()
-    trained = [each for each in plain.parameters() if each.requires_grad]
-    expected = train_alone(plain, batches, squared_error, sgd(trained), MICROBATCHES)
-    model = weft.DistributedModel(net)
-    optimizer = weft.DistributedOptimizer(sgd([each for each in model.parameters() if each.requires_grad]))
-    losses = []
-    for batch in batches:
-        optimizer.zero_grad()
-        losses.append(train_step(model, batch).reduce_mean().item())
-        optimizer.step()
-    assert losses == pytest.approx(expected.losses, rel=1e-5)
+    model, optimizer = trains_beside(net, plain)
     state = model.state_dict()
     for name, weight in before.items():
         assert type(state[name]) is Whole8 and torch.equal(state[name].values(), weight), name

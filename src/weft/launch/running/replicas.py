@@ -62,7 +62,7 @@ class Replicas:
         self._table = Table.create(self._count, job.replica_ranks)
         self._starts = [0] * self._count
         self._vain = [0] * self._count
-        """How often each was started in a row without joining."""
+        """The number of starts of each in a row without joining."""
         self._due_s: dict[int, float] = {}
         self._running: dict[int, _Running] = {}
         self._members: dict[int, int] = {}

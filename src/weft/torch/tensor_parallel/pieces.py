@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 from weft.errors import UsageError
 from weft.torch.pytorch.private import base_of, has_memory, no_torch_function, storage_key
 from weft.torch.pytorch.torch_functions import named
-from weft.torch.tensors.marks import unwritten
+from weft.torch.tensors.marks import PIECES, unwritten
 
-_PIECES = "_weft_pieces"
 _TAKING = {
     Tensor.__getitem__,
     *named(
@@ -108,5 +107,5 @@ def _noted(shard: Tensor, make: bool = False) -> list[Piece]:
     """The pieces that were noted at the memory of a shard."""
     local = own_part(shard)
     held = vars(local.untyped_storage()) if has_memory(local) else {}
-    found: list[Piece] = held.setdefault(_PIECES, []) if make else held.get(_PIECES, [])
+    found: list[Piece] = held.setdefault(PIECES, []) if make else held.get(PIECES, [])
     return found
