@@ -48,7 +48,7 @@ def note_pieces(shard: DTensor, found: Iterable[Tensor], name: str) -> None:
 
 
 def pass_on(copy: DTensor, shard: DTensor) -> None:
-    """What was taken of a copy was taken of the shard."""
+    """Note pieces of a copy as those of the shard."""
     _noted(shard, make=True).extend(_noted(copy))
 
 
