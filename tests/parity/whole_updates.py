@@ -235,11 +235,11 @@ def a_weight_without_a_gradient_is_left_alone() -> None:
     job = Job("LAMB")
 
     def forget(module: nn.Module) -> None:
-        module[1].inner.weight.grad = None
-        grad = module[2].inner.weight.grad
-        if grad is not None and is_cut(module[2].inner.weight):
+        module[1].up.weight.grad = None
+        grad = module[2].up.weight.grad
+        if grad is not None and is_cut(module[2].up.weight):
             if (weft.tp_rank() if weft.tp_size() > 1 else weft.rdp_rank()) == 0:
-                module[2].inner.weight.grad = None
+                module[2].up.weight.grad = None
         elif grad is not None:
             grad[: len(grad) // 2] = 0
 
