@@ -154,6 +154,11 @@ class Settings:
     offload_optimizer: bool = _setting(
         False, Flag(), "the optimizer's states wait in host memory, see docs/large-models.md#offload"
     )
+    offload_weights: bool = _setting(
+        False,
+        Flag(),
+        "weights wait in host memory but for the layers that run (with PyTorch), see docs/large-models.md#offload",
+    )
     chunked_loss: Literal["auto", "on", "off"] = _setting(
         "auto",
         Choice(("auto", "on", "off")),
@@ -279,6 +284,11 @@ class Settings:
     def replica_shards(self) -> int:
         """Over how many replicas parameters are sharded, or experts shared; 1 where each replica has all of them."""
         return max(self.sharded_data_parallel_degree, self.expert_parallel_degree)
+
+    @property
+    def offloads(self) -> bool:
+        """True if something waits in host memory."""
+        return self.offload_activations or self.offload_optimizer or self.offload_weights
 
     @property
     def microbatch_count(self) -> int:
@@ -623,6 +633,10 @@ _ONLY_WITH: dict[str, dict[str, Sequence[Any]]] = {
         "expert_parallel_degree": [1],
     },
     "expert_parallel_degree": {"context_parallel_degree": [1]},
+    "offload_weights": {
+        "compile": [False], "rebalance": [False], "min_replicas": [0], "sharded_data_parallel_degree": [1],
+        "expert_parallel_degree": [1],
+    },
     "min_replicas": {
         "shard_optimizer_state": [False], "sharded_data_parallel_degree": [1], "tensor_parallel_degree": [1],
         "context_parallel_degree": [1], "expert_parallel_degree": [1], "compression": [""], "rebalance": [False],

@@ -103,25 +103,26 @@ def few_layers_are_whole_at_once() -> None:
         units = job.model.shared.units
         alive: dict[int, int] = {}
         most = [0, 0]
-        gathered, summed = units._gather, units.reduce_scatter
+        gathered, summed = units.gather, units.take_gradients
 
-        def gather(layer: Any, alive: Any = alive, most: Any = most, gathered: Any = gathered) -> None:
-            gathered(layer)
-            for weight in layer.weights:
-                storage = weight.whole.untyped_storage()
+        def gather(layer: Any, alive: Any = alive, most: Any = most, gathered: Any = gathered) -> Any:
+            found = gathered(layer)
+            for (whole,) in found:
+                storage = whole.untyped_storage()
                 key = storage._cdata
                 alive[key] = storage.nbytes()
                 weakref.finalize(storage, alive.pop, key, None)
             most[0] = max(most[0], sum(alive.values()))
+            return found
 
         def reduce_scatter(layer: Any, units: Any = units, most: Any = most, summed: Any = summed) -> None:
-            parameters = [weight.parameter for each in units.layers for weight in each.weights]
+            parameters = [weight.parameter for weight in units.by_layer.weights]
             most[1] = max(most[1], sum(p.grad.nbytes for p in parameters if p.grad is not None))
             summed(layer)
 
-        units._gather, units.reduce_scatter = gather, reduce_scatter
+        units.gather, units.take_gradients = gather, reduce_scatter
         job.train(1)
-        sizes = [sum(4 * math.prod(w.how.shape) for w in layer.weights) for layer in units.layers]
+        sizes = [sum(4 * math.prod(w.how.shape) for w in layer.weights) for layer in units.by_layer.layers]
         assert 0 < most[0] <= 2 * max(sizes) < 0.5 * sum(sizes), (most, sizes)
         assert 0 < most[1] <= 3 * max(sizes), (most, sizes)
 

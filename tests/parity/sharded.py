@@ -28,8 +28,8 @@ from tests.training import STEPS, squares, start, step_of
 from weft.compat.modelparallel import interface as smp
 from weft.errors import ConfigError, DivergenceError, UsageError
 from weft.torch.activation_checkpointing import set_activation_checkpointing
+from weft.torch.gathering.layers import blocks
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, share_of
-from weft.torch.replicas.sharding.layers import blocks
 
 CHECKS = Checks()
 ROWS, WORDS, CLIP = 16, 11, 0.05

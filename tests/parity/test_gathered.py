@@ -14,7 +14,7 @@ from .gathered import CHECKS
 from .jobs import FOLDER, PATHS, Layout, pass_layouts
 
 ENDS = {
-    "a_weight_that_is_given_back_is_read": "reads a weight of shape [12] that belongs to it, which replicas",
+    "a_weight_that_is_given_back_is_read": "reads a weight of shape [12] that belongs to it, and has values",
     "replicas_run_other_layers": "ranks that hold parts of the same weights run different programs",
 }
 """These end a job, and what it says then."""

@@ -45,7 +45,7 @@ FRONTENDS = (("torch", "tensorflow"), ("compat",), ("integrations",), ("cli",), 
 ROOMS = {
     "torch": (
         ("pytorch",), ("tensors",), ("calls", "offload", "output"), ("backward", "session"), ("execution",),
-        ("agreement", "amp", "delayed_parameters", "keras_layers", "tensor_parallel", "watching"),
+        ("agreement", "amp", "delayed_parameters", "gathering", "keras_layers", "tensor_parallel", "watching"),
         ("context_parallel", "pretrained", "replicas"),
         ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
         ("activation_checkpointing", "placed", "trace", "wrappable"), ("model", "verify"),
@@ -66,6 +66,7 @@ MAY_USE = {
         "pytorch": {"errors", "transport"},
         "tensors": {"communication", "errors", "untrusted", "session", "transport"},
         "calls": {"errors"},
+        "gathering": {"errors"},
         "offload": {"errors", "runtime", "units"},
         "session": {
             "checkpoint", "config", "errors", "launch", "reduce", "runtime", "session", "topology", "transport",

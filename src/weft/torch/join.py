@@ -87,9 +87,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     check(place.rank == 0)
     count_replicas_once(current.present)
     keep_log_visible()
-    keep_memory(
-        os.environ, place.local_size, settings.offload_activations or settings.offload_optimizer
-    )  # before there are more threads
+    keep_memory(os.environ, place.local_size, settings.offloads)  # before there are more threads
     _check_replicas(settings, place.world_size)
     timeout = timeout_of(settings)
     limits = Limits(settings.heartbeat_timeout, settings.wait_timeout)
@@ -98,7 +96,7 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
     agree(store, place, describe_start(settings), patience)
     recorder = recording.open_recorder(settings, place)
     device = choose_device(place)
-    if place.world_size > 1:
+    if place.world_size > 1 or settings.offload_weights:
         rendezvous.init_process_group(place, store, "gloo", timeout)
     mesh = Mesh(
         place.world_size, settings.partitions, settings.tp_size, settings.placement_strategy,
@@ -122,7 +120,10 @@ def enter(config: Mapping[str, Any] | None, dp_has_tp: bool = False) -> None:
         session.rejoin = Rejoin(os.environ[REPLICA], session)
     session.agreement.watch_optimizers()
     session.activations = Activations(device) if settings.offload_activations else None
-    if settings.partitions * settings.tp_size * settings.expert_parallel_degree > 1:
+    if (
+        settings.partitions * settings.tp_size * settings.expert_parallel_degree > 1
+        or settings.offload_weights
+    ):
         _connect(session)
     recording.start(session, recorder, session.channel, _process(session))
     matrix_products.multiplier.allowed = not settings.deterministic
@@ -198,6 +199,11 @@ def _change(session: Session, settings: Settings, dp_has_tp: bool) -> None:
         raise ConfigError(
             f"weft is initialised with {old.partitions} partitions ({old.placement_strategy}); a repeated init cannot "
             f"make that {settings.partitions} ({settings.placement_strategy}): call weft.shutdown() before it"
+        )
+    if settings.offload_weights and session.pipeline is None:
+        raise ConfigError(
+            "weft is initialised with one partition; a repeated init cannot make offload_weights true: call "
+            "weft.shutdown() before it"
         )
     recording.change(session, settings, session.channel)
     if settings.optimize == "auto" and session.models and any(model.partitioned for model in session.models):

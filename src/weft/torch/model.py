@@ -23,6 +23,7 @@ from weft.torch.execution.thread_settings import (
     in_microbatch,
     share,
 )
+from weft.torch.gathering.host_weights import HostWeights
 from weft.torch.keras_layers import is_of_keras
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply, cut_over_sequences, cut_weights
@@ -102,6 +103,7 @@ class DistributedModel(nn.Module):
         self.sharing_order: SharingOrder | None = None
         self.cut = False
         self.shared: SharedParameters | None = None
+        self.host_weights: HostWeights | None = None
         self.experts: SharedExperts | None = None
         self.expert_ids: frozenset[int] = frozenset()
         """The parameters of experts that replicas share, by their ids."""
@@ -375,6 +377,12 @@ class DistributedModel(nn.Module):
         self.cut = True
         for optimizer in self.optimizers:
             optimizer.follow_cuts()
+
+    def offload_weights(self) -> None:
+        """Let this rank's weights wait in host memory, if its settings say so."""
+        session = current.session()
+        if session.settings.offload_weights and self.host_weights is None:
+            self.host_weights = HostWeights(self.module, self.plan, session.position("pp"), session.device)
 
     def _watch_gradients(self) -> None:
         """Let the reducer average the gradients that nobody averages in a microbatch."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Adafactor, Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
@@ -252,20 +253,22 @@ class DistributedOptimizer(Optimizer):
             weights = self.weights()
             with session.agreement.stepping(weights):
                 if shares is None:
-                    return self._update()
+                    with _on_device(session, weights):
+                        return self._update()
                 others = [weight for weight, held in zip(weights, self.held(), strict=True) if not held]
-                with without_gradients(others):
+                with _on_device(session, weights), without_gradients(others):
                     result = self._update()
-                with session.doing("the optimizer's step"):
+                with session.doing("the optimizer's step"), _on_device(session, weights, values=True):
                     shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
                 return result
 
     def _update(self) -> Any:
-        offloaded, whole = self.offloaded, self.whole_updates
-        update = self.optimizer.step if offloaded is None else offloaded.step
+        by_buckets, whole = self.offloaded or self._weights_by_buckets, self.whole_updates
+        update = self.optimizer.step if by_buckets is None else by_buckets.step
         if whole is None:
             return update()
-        with current.session().doing("the optimizer's step"):
+        session = current.session()
+        with session.doing("the optimizer's step"), _on_device(session, self.weights(), values=True):
             return whole.step(update, _setting_of_cuts())
 
     @property
@@ -285,6 +288,14 @@ class DistributedOptimizer(Optimizer):
                 )
             self._offloaded = OffloadedStates(self.optimizer, session.device)
         return self._offloaded
+
+    @property
+    def _weights_by_buckets(self) -> OffloadedStates | None:
+        """Brings offloaded weights to the device bucket by bucket, where an optimizer can update some after others."""
+        session = current.session()
+        if not any(_host_weights(session)) or not updates_weights_alone(self.optimizer):
+            return None
+        return OffloadedStates(self.optimizer, session.device, setting="offload_weights")
 
     def _give_state(self, content: Mapping[str, Any]) -> None:
         """Give a state to the wrapped optimizer."""
@@ -489,6 +500,44 @@ def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
     if session.rank or not session.steps or session.went_backward:
         return False
     return all(parameter.grad is None for parameter in parameters)
+
+
+def _host_weights(session: Session) -> Iterator[Any]:
+    """The weights of each model that wait in host memory."""
+    return (model.host_weights for model in session.models if model.host_weights is not None)
+
+
+@contextmanager
+def _on_device(session: Session, weights: Sequence[Tensor], values: bool = False) -> Iterator[None]:
+    """Inside, weights that wait in host memory are on the device; ``values``: with their values, all at once.
+
+    Otherwise an optimizer's step brings those that have gradients, see :func:`bring_weights_for_steps`.
+    """
+    with ExitStack() as stack:
+        for each in _host_weights(session):
+            stack.enter_context(each.on_device(weights, values))
+        yield
+
+
+def bring_weights_for_steps() -> None:
+    """Let the step of any optimizer find offloaded weights on the device, if they have gradients; for the whole
+    process."""
+
+    def updated(optimizer: Optimizer) -> list[Tensor]:
+        if isinstance(optimizer, DistributedOptimizer):
+            return []
+        return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def bring(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for each in _host_weights(current.session()) if current.is_initialized() else ():
+            each.bring(updated(optimizer))
+
+    def take_back(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for each in _host_weights(current.session()) if current.is_initialized() else ():
+            each.take_back(updated(optimizer))
+
+    register_optimizer_step_pre_hook(bring)
+    register_optimizer_step_post_hook(take_back)
 
 
 def warn_of_plain_optimizers() -> None:

@@ -178,6 +178,7 @@ class Step:
                 model.cut_tensors()
                 model.share_experts()
                 model.share_parameters()
+                model.offload_weights()
             if pending and session.executor is not None:
                 session.share_turns(max(model.lockstep_degree for model in session.models))
             if session.device.type == "cpu":

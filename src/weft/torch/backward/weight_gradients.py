@@ -236,23 +236,23 @@ def run_all(tasks: Sequence[Task]) -> None:
 
 
 class Gathering(Protocol):
-    """Parameters that replicas share, gathered layer by layer; see ``replicas.sharding.by_unit``."""
+    """Parameters that are gathered layer by layer; see ``gathering.by_layer``."""
 
     def layer_of(self, parameter: Tensor) -> Any:
         """The layer that the parameter is gathered with; None for another parameter."""
         ...
 
-    def reduce_scatter(self, layer: Any) -> None:
-        """Reduce-scatter the gradients of a layer."""
+    def take_gradients(self, layer: Any) -> None:
+        """The gradients of a layer are there."""
         ...
 
-    def reduce_scatter_all(self) -> None:
-        """Reduce-scatter whatever gradients are there."""
+    def take_all_gradients(self) -> None:
+        """So are those of all layers that have some."""
         ...
 
 
 def run_by_layer(gathering: Sequence[Gathering], tasks: Sequence[Task]) -> None:
-    """Call all tasks, and reduce-scatter the gradients of each gathered layer when its own have run."""
+    """Call all tasks, and hand over the gradients of each gathered layer when its own have run."""
 
     def layer_of(task: Task) -> Any:
         found = ((each, each.layer_of(task.parameter)) for each in gathering)
@@ -262,9 +262,9 @@ def run_by_layer(gathering: Sequence[Gathering], tasks: Sequence[Task]) -> None:
         run_all(list(some))
         if found is not None:
             each, layer = found
-            each.reduce_scatter(layer)
+            each.take_gradients(layer)
     for each in gathering:
-        each.reduce_scatter_all()
+        each.take_all_gradients()
 
 
 def take_weights(

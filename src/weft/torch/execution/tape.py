@@ -266,7 +266,7 @@ class Tape:
         gathering = self._pipeline.gathering
         if not tasks:
             for each in gathering:
-                each.reduce_scatter_all()
+                each.take_all_gradients()
             self.microbatch.completed([])
         else:
             self.microbatch.completed([functools.partial(run_by_layer, gathering, tasks)])

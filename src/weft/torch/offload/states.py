@@ -34,11 +34,15 @@ class OffloadedStates:
     Between two steps ``optimizer.state`` has them as tensors of host memory, so they can be read and saved as ever.
 
     ``copies``: they are copied to the device for the update, and back; False where the device reads host memory itself.
+    ``setting``: what they wait for. With ``offload_weights`` they stay, and weights alone come and go by buckets.
     """
 
-    def __init__(self, optimizer: Optimizer, device: torch.device, copies: bool | None = None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, device: torch.device, copies: bool | None = None,
+        setting: str = "offload_optimizer",
+    ) -> None:  # fmt: skip
         self._optimizer = optimizer
-        self._device = device
+        self._device, self._setting = device, setting
         self._memory = HostMemory(device)
         self._copies = device.type != "cpu" if copies is None else copies
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -48,7 +52,7 @@ class OffloadedStates:
     @torch.no_grad()
     def step(self) -> Any:
         """The optimizer's step, bucket by bucket; what the first call of its ``step()`` gives."""
-        with in_calls(self._optimizer, "offload_optimizer") as call:
+        with in_calls(self._optimizer, self._setting) as call:
             weights = [weight for weight in _weights(self._optimizer) if weight.grad is not None]
             with gradients_apart(weights) as grads:
                 result = self._update(_buckets(weights), grads, call)
@@ -128,6 +132,8 @@ class OffloadedStates:
 
     def put_away(self, bucket: Sequence[Tensor]) -> None:
         """Bring the states of these parameters to where they wait."""
+        if self._setting != "offload_optimizer":
+            return
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         for weight in bucket:

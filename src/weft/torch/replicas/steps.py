@@ -105,7 +105,10 @@ def begin_step(session: Session, microbatches: int) -> None:
         session.rejoin.begin_step(session)
     if session.pipeline is not None:
         shared = [model.shared for model in session.models if model.shared is not None]
-        session.pipeline.gathering = [each.units for each in shared if each.units is not None]
+        session.pipeline.gathering = [
+            *(each.units.by_layer for each in shared if each.units is not None),
+            *(model.host_weights.by_layer for model in session.models if model.host_weights is not None),
+        ]
     if session.mesh.rdp > 1 and all(model.reducer is None for model in session.models):
         with session.doing("what replicas must have alike"):
             session.agreement.compare_replicas(session.agreement.to_compare())
@@ -115,6 +118,8 @@ def begin_step(session: Session, microbatches: int) -> None:
         if model.shared is not None:
             with session.doing("the parameters that replicas share"):
                 model.shared.gather()
+        if model.host_weights is not None:
+            model.host_weights.begin()
         if model.reducer is not None:
             model.reducer.divide_by_all = model.divide_by_all
             model.reducer.begin(microbatches)
@@ -124,8 +129,14 @@ def finish_step(session: Session, trained: bool) -> None:
     """Wait until all replicas have the averages. ``trained``: the step had a backward pass."""
     if session.rejoin is not None:
         session.rejoin.finish_step(session, trained)
-    if session.mesh.rdp == 1:
-        return
+    if session.mesh.rdp > 1:
+        _average(session, trained)
+    for model in session.models:
+        if model.host_weights is not None:
+            model.host_weights.end()
+
+
+def _average(session: Session, trained: bool) -> None:
     with session.doing("the gradients"), record(session, "reduce"):
         for model in session.models:
             if model.reducer is not None:

@@ -110,9 +110,12 @@ class Session(base.Session):
         self.first_inputs = first
 
     def group(self, axis: str) -> Any:
-        """The ``torch.distributed`` group of this rank along ``axis``; ``None`` for a single process."""
+        """The ``torch.distributed`` group of this rank along ``axis``.
+
+        ``None`` for a single process without a pipeline.
+        """
         ranks = self.peers(axis)
-        if self.place.world_size == 1:
+        if self.place.world_size == 1 and self.pipeline is None and not self.settings.offload_weights:
             return None
         if axis == "world" and (default_takes_host_tensors() or self.rehearsal is not None):
             return dist.group.WORLD

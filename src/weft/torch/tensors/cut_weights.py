@@ -52,6 +52,7 @@ class Gatherer(Protocol):
     """The mark of a parameter that has no values just now: it was given back."""
 
     name: str
+    setting: str
 
     def come(self) -> bool:
         """Let the parameter have its values if this is a moment for that; whether it is."""
@@ -63,9 +64,8 @@ def refuse_part(tensor: Tensor) -> NoReturn:
     away: Gatherer | None = getattr(tensor, AWAY)
     if away is not None:
         raise UsageError(
-            f"code outside of {away.name} reads a weight of shape {list(tensor.shape)} that belongs to it, which "
-            "replicas share: it has values only while that module runs. Let the code use the module "
-            'itself, or write "sharded_parameters_gathered": "step"'
+            f"code outside of {away.name} reads a weight of shape {list(tensor.shape)} that belongs to it, and has "
+            f"values only while that module runs. Let the code use the module itself, or write {away.setting}"
         )
     raise UsageError(
         f"code outside of a cut module reads its weight, a part of shape {list(tensor.shape)}: what it computes "

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.torch.gathering.layers import blocks
 from weft.torch.replicas.sharded_optimizer import (
     Shares,
     _tried,
@@ -17,7 +18,6 @@ from weft.torch.replicas.sharded_optimizer import (
     updates_parts_alike,
     updates_weights_alone,
 )
-from weft.torch.replicas.sharding.layers import blocks
 
 
 def made(replica: int = 0, replicas: int = 3) -> Shares:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from weft.torch.replicas.sharding.layers import blocks
+from weft.torch.gathering.layers import blocks
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session

@@ -1,4 +1,4 @@
-"""What autograd keeps of weights and of other tensors, see `weft.torch.replicas.sharding.saving`."""
+"""What autograd keeps of weights and of other tensors, see `weft.torch.gathering.saving`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.torch.backward.weight_gradients import take_weights
+from weft.torch.gathering.saving import Saving, View
 from weft.torch.pytorch.private import storage_key
-from weft.torch.replicas.sharding.saving import Saving, View
 
 
 class Weights:
