@@ -273,6 +273,7 @@ def materialise(
     device: torch.device,
     streams: Streams,
     part: Callable[[Tensor, Tensor], Tensor] = lambda made, parameter: made,
+    weights_device: torch.device | None = None,
 ) -> None:
     """Make the parameters and buffers for whose name ``keep`` holds; the others get no memory.
 
@@ -285,6 +286,7 @@ def materialise(
         streams: The random numbers, which stay as they are.
         part: What this rank keeps of a whole parameter, from its values and the parameter. One parameter after another
             is made whole, so no more than one is.
+        weights_device: Where the parameters that are kept go instead, if given.
     """
     lost = [name for name, t in root.named_parameters() if t.is_meta and not isinstance(t, nn.Parameter)]
     if lost:
@@ -300,7 +302,10 @@ def materialise(
             key = storage_key(tensor)
             holder = next((found for found in recipes if key in found.by_storage), Recipes(0))
             new = holder.materialise(tensor, streams)
-            new = (part(new, tensor) if isinstance(tensor, nn.Parameter) else new).to(device)
+            if isinstance(tensor, nn.Parameter):
+                new = part(new, tensor).to(weights_device or device)
+            else:
+                new = new.to(device)
         if isinstance(tensor, nn.Parameter):
             made = nn.Parameter(new, requires_grad=tensor.requires_grad)
             made.__dict__.update(tensor.__dict__)

@@ -300,10 +300,11 @@ class DistributedOptimizer(Optimizer):
     def _give_state(self, content: Mapping[str, Any]) -> None:
         """Give a state to the wrapped optimizer."""
         offloaded = self.offloaded
-        if offloaded is None:
-            self.optimizer.load_state_dict(dict(content))
-        else:
-            offloaded.load(content)
+        with _on_device(current.session(), self.weights()):  # where PyTorch brings the states
+            if offloaded is None:
+                self.optimizer.load_state_dict(dict(content))
+            else:
+                offloaded.load(content)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget this rank's gradients."""

@@ -23,7 +23,7 @@ from weft.torch.gathering.by_layer import ByLayer, Layer, Weight
 from weft.torch.gathering.layers import Place, places_of
 from weft.torch.offload.host_memory import HostMemory, tensor_in
 from weft.torch.pytorch.private import version
-from weft.torch.tensors.pytree import bytes_of, plain_tensors_of
+from weft.torch.tensors.pytree import bytes_of, is_wrapped, plain_tensors_of, replace_inside
 
 LEAST_BYTES = 64 << 10
 """A parameter below this stays on the device: a bias, a norm."""
@@ -83,6 +83,11 @@ class HostWeights:
         self._weights = {id(weight.parameter): weight for weight in self.by_layer.weights}
         for weight in self.by_layer.weights:
             self._put_away(weight)
+        for parameter in root.parameters():  # of a model that was too large to be on the device
+            if parameter.device != device and id(parameter) not in self._weights:
+                _move(parameter, device)
+        if self._stream is not None:
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _put_away(self, weight: HostWeight) -> None:
@@ -234,6 +239,13 @@ def _with_memory_of_their_own(root: nn.Module) -> set[int]:
         if end > latest:
             latest, of = end, which
     return {id(each) for each in root.parameters() if bytes_of(each) >= LEAST_BYTES} - left
+
+
+def _move(parameter: nn.Parameter, device: torch.device) -> None:
+    if is_wrapped(parameter):
+        replace_inside(parameter, lambda part: part.to(device))
+    else:
+        parameter.data = parameter.data.to(device)
 
 
 def _is_dense(tensor: Tensor) -> bool:

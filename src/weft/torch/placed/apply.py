@@ -128,7 +128,10 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
             mark_experts(
                 session, root, Splits.from_record(plan.experts), lambda name: owners.get(name, own) == own
             )
-        materialise(root, lambda name: owners[name] == pipeline.rank, session.device, session.streams, cut)
+        materialise(
+            root, lambda name: owners[name] == pipeline.rank, session.device, session.streams, cut,
+            session.weights_device,
+        )  # fmt: skip
     else:
         _arrive(root, owners, session)
     for name, parameter in root.named_parameters():
@@ -178,4 +181,5 @@ def _arrive(root: nn.Module, owners: dict[str, int], session: Session) -> None:
         if tensor.device != session.device:
             own = owners.get(name, session.pipeline.rank) == session.pipeline.rank
             hollow = tensor.data.new_zeros((), device=session.device).expand(tensor.shape)
-            tensor.data = tensor.data.to(session.device) if own else hollow
+            place = session.weights_device if isinstance(tensor, nn.Parameter) else session.device
+            tensor.data = tensor.data.to(place) if own else hollow

@@ -50,6 +50,7 @@ def whole_state(
             gathered.pop(f"{name}\0{n}").to(tensor.device) for n, _ in enumerate(plain_tensors_of(tensor))
         ]
         content[name] = made_like(tensor, kind_of(tensor), iter(values))
+    on_host = session.settings.offload_weights
     for name, value in gathered.items():
-        content[name] = value.to(kinds[name].device)
+        content[name] = value.to("cpu" if on_host else kinds[name].device)
     return content

@@ -85,6 +85,11 @@ class Session(base.Session):
     rebalance: Any = None
 
     @property
+    def weights_device(self) -> torch.device:
+        """Where weights come to be that the device may have no room for all of: host memory, if they wait there."""
+        return torch.device("cpu") if self.settings.offload_weights else self.device
+
+    @property
     def channel(self) -> Channel | None:
         """The pipeline's channel, if there is a pipeline."""
         return None if self.pipeline is None else self.pipeline.channel

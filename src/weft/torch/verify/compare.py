@@ -62,6 +62,8 @@ def reason_against(session: Session, models: Sequence[Any]) -> str:
         isinstance(m, SyncBatchNorm) for one in models for m in one.module.modules()
     ):
         return "SyncBatchNorm takes the samples of all replicas together"
+    if session.weights_device != session.device and needs_parts(models):
+        return "its weights wait in host memory, and the device may have no room for them"
     return ""
 
 
