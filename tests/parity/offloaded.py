@@ -22,7 +22,6 @@ from tests.parity import gathered, shared_parts
 from tests.parity.registry import Checks
 from tests.parity.shared_parts import WIDTH, WORDS, Job, batch, loss_of
 from tests.training import squares, step_of
-from weft.errors import UsageError
 from weft.runtime.allocator import resident_bytes
 from weft.torch.gathering import host_weights
 
@@ -97,10 +96,49 @@ def a_script_writes_between_steps() -> None:
         plain.zero_grad()
         alone.zero_grad()
     torch.testing.assert_close(job.model.state_dict(), job.alone.state_dict(), rtol=1e-5, atol=1e-6)
-    for parameter in waiting(job.model)[:1]:
-        parameter.data = torch.zeros(5, 5)
-    with pytest.raises(UsageError, match=r"has become torch.float32 of shape \[5, 5\]"):
-        job.model.host_weights.begin()
+    job.model.module.double()
+    job.alone.double()
+    found = weft.step(loss_of)(job.model, *batch(0)).reduce_mean()
+    torch.testing.assert_close(found.double(), loss_of(job.alone, *batch(0)).detach(), rtol=1e-6, atol=0)
+
+
+class Rounded(torch.autograd.Function):
+    """A product with a weight of whole numbers, which it keeps for the backward pass as what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float) -> Tensor:
+        ctx.weight, ctx.scale = weight, scale
+        return x @ (weight.float() * scale).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad @ (ctx.weight.float() * ctx.scale), None, None
+
+
+class RoundedBlock(models.Block):
+    """`view`: it keeps a view of its weight, in place of the weight."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__(WIDTH, 13, torch.tanh)
+        whole = (self.up.weight.detach() * 100).round().to(torch.int8)
+        self.up.weight = nn.Parameter(whole, requires_grad=False)
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.up.weight
+        y = Rounded.apply(self.norm(x), weight.view(13, WIDTH) if self.view else weight, 0.01)
+        return x + self.down(torch.tanh(y + self.up.bias))
+
+
+@CHECKS.check
+def weights_of_whole_numbers() -> None:
+    for view in (False, True):
+        torch.manual_seed(0)
+        net = models.Words(WORDS, WIDTH, [RoundedBlock(view) for _ in range(4)], tied=False)
+        job = Job(net=net)
+        job.trains_as_one_process()
+        whole = {id(each) for each in job.model.local_parameters() if each.dtype == torch.int8}
+        assert whole <= {id(each) for each in waiting(job.model)}
 
 
 class Counting(models.Block):

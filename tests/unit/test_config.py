@@ -36,6 +36,7 @@ def test_defaults():
         "min_replicas": 0,
         "offload_activations": False,
         "offload_optimizer": False,
+        "offload_weights": False,
         "chunked_loss": "auto",
         "sharded_data_parallel_degree": 1,
         "sharded_parameters_gathered": "step",
@@ -421,9 +422,9 @@ def test_offloading_is_one_setting_or_two(given: dict):
     [
         (
             {"offload": True},
-            'no setting "offload" .* did you mean "offload_activations" or "offload_optimizer"',
+            'no setting "offload" .* did you mean "offload_activations" or "offload_optimizer" or "offload_weights"',
         ),
-        ({"offload": {"weights": True}}, 'no setting "offload.weights"'),
+        ({"offload": {"gradients": True}}, 'no setting "offload.gradients"'),
         (
             {"offload": {"optimizer": True}, "offload_optimizer": False},
             "are the same setting but have the values",

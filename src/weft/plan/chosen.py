@@ -139,7 +139,8 @@ class Execution(TypedDict):
 
 
 def execution(settings: Settings, revisits: bool) -> Execution:
-    """The manner in which ranks run a step; offloaded optimizer states leave two copies of a parameter on the device.
+    """The manner in which ranks run a step; offloaded optimizer states leave two copies of a parameter on the device,
+    offloaded weights one less.
 
     ``revisits``: microbatches come back to ranks that they have left. What lists hold is no limit then.
     """
@@ -150,7 +151,7 @@ def execution(settings: Settings, revisits: bool) -> Execution:
         held = 1
     return Execution(
         ahead=ahead(settings),
-        copies=COPIES - 2 * settings.offload_optimizer,
+        copies=COPIES - 2 * settings.offload_optimizer - settings.offload_weights,
         offloads=bool(settings.offload_activations),
         held=held if revisits else 0,
     )

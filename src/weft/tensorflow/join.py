@@ -164,6 +164,7 @@ def _check(settings: Settings) -> None:
     only = {
         "devices": "alike", "rebalance": False, "compile": False, "shard_optimizer_state": False,
         "sharded_data_parallel_degree": 1, "offload_activations": False, "offload_optimizer": False,
+        "offload_weights": False,
         "tensor_parallel_degree": 1, "context_parallel_degree": 1, "expert_parallel_degree": 1,
         "min_replicas": 0,
     }  # fmt: skip

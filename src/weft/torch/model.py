@@ -133,10 +133,11 @@ class DistributedModel(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that is split as this one is, or will be: an average of weights, say."""
-        if current.session().settings.replica_shards > 1 or has_delayed(self.module):
+        settings = current.session().settings
+        if settings.replica_shards > 1 or settings.offload_weights or has_delayed(self.module):
             raise UsageError(
-                "copy.deepcopy does not work for a model whose parameters or experts are shared by replicas, or not "
-                "made yet: copy its state_dict()"
+                "copy.deepcopy does not work for a model whose parameters or experts are shared by replicas, wait in "
+                "host memory, or are not made yet: copy its state_dict()"
             )
         self._check_arrived("copy.deepcopy")
         session, options = current.session(), self._options
@@ -180,9 +181,13 @@ class DistributedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         session = current.session()
         if session.pipeline is not None and backward_taker() is AUTOGRAD:
-            raise UsageError(
-                "the model is split over partitions: call it inside a function decorated with @weft.step"
+            offloads = session.settings.offload_weights and session.settings.partitions == 1
+            why = (
+                "the model's weights wait in host memory"
+                if offloads
+                else "the model is split over partitions"
             )
+            raise UsageError(f"{why}: call it inside a function decorated with @weft.step")
         if session.settings.partitions > 1 and (has_backward_hooks(self) or has_backward_hooks(self.module)):
             raise UsageError(
                 "the model as a whole has backward hooks, which get gradients of its input and its output, but it is "

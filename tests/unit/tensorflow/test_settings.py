@@ -13,7 +13,8 @@ from weft.tensorflow.join import _check
 
 ONLY_PYTORCH: dict[str, Any] = {
     "devices": "measured", "rebalance": True, "shard_optimizer_state": True, "sharded_data_parallel_degree": 2,
-    "offload_activations": True, "offload_optimizer": True, "chunked_loss": "on", "tensor_parallel_degree": 2,
+    "offload_activations": True, "offload_optimizer": True, "offload_weights": True,
+    "chunked_loss": "on", "tensor_parallel_degree": 2,
     "context_parallel_degree": 2, "inputs": "first",
     "compile": True, "expert_parallel_degree": 2, "min_replicas": 1,
 }  # fmt: skip

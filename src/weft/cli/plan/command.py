@@ -146,7 +146,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         choices=(8, 4),
         help="with --lora: bits of the frozen linears (NF4: 4.5 with scales)",
     )
-    group.add_argument("--offload", choices=("optimizer",), help="the optimizer's states wait in host memory")
+    group.add_argument(
+        "--offload",
+        choices=("optimizer", "weights"),
+        action="append",
+        default=[],
+        help="the optimizer's states, or weights, wait in host memory; may be given twice",
+    )
     group.add_argument(
         "--unfused-attention", action="store_true", help="attention writes its scores into memory"
     )
@@ -304,7 +310,8 @@ def _job(options: argparse.Namespace, host: Host, batch: int) -> Job:
     return Job(
         _sizes(options), batch, precision, options.optimizer,
         fused_attention=not options.unfused_attention, gradient_bytes=options.gradient_bits // 8, eager=options.eager,
-        lora=options.lora or 0, quantized=options.quantized or 0, offload_optimizer=options.offload == "optimizer",
+        lora=options.lora or 0, quantized=options.quantized or 0, offload_optimizer="optimizer" in options.offload,
+        offload_weights="weights" in options.offload,
     )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def _assumptions(asked: Asked) -> list[str]:
         f"Products run in {job.precision}; gradients are summed in {8 * job.gradient_bytes} bits; {job.optimizer} "
         f"keeps {job.state_bytes} bytes for each parameter{', in host memory' if job.offload_optimizer else ''}.",
         *([_adapters(job)] if job.lora else []),
+        *(["Weights wait in host memory, but for the layers that run."] if job.offload_weights else []),
         "Attention is fused: its scores stay out of memory (`--unfused-attention` says otherwise)."
         if job.fused_attention
         else "Attention writes its scores into memory.",

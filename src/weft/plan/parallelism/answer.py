@@ -169,6 +169,7 @@ def _changes(asked: Asked) -> list[tuple[str, Plan]]:
         ("--gradient-bits 16", replace(job, gradient_bytes=2), machines),
         ("--optimizer adam8bit", replace(job, optimizer="adam8bit"), machines),
         ("--offload optimizer", replace(job, offload_optimizer=True), machines),
+        ("--offload weights", replace(job, offload_weights=True), machines),
         ("no --unfused-attention", replace(job, fused_attention=True), machines),
     ]
     frozen = "" if job.lora else f"--lora {RANK} "

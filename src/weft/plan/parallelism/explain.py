@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.plan.parallelism.job import SHARDED, Job
-from weft.plan.parallelism.memory import held
+from weft.plan.parallelism.memory import LAYERS_HERE, held
 from weft.plan.parallelism.search import Plan
 
 Term = tuple[str, float, str]
@@ -74,8 +74,9 @@ def memory_terms(job: Job, plan: Plan) -> list[Term]:
     whole, states = (shared if one.sharded in kinds else "" for kinds in (SHARDED[2:], SHARDED[1:]))
     adapters = f" of adapters of rank {job.lora}" if job.lora else ""
     away = ", in host memory" if job.offload_optimizer else ""
+    waiting = f"; of all but {LAYERS_HERE} layers in host memory" if job.offload_weights else ""
     return [
-        ("parameters", memory.parameters, f"{job.linear_bytes:g} bytes each{whole}{spread}"),
+        ("parameters", memory.parameters, f"{job.linear_bytes:g} bytes each{whole}{spread}{waiting}"),
         ("gradients", memory.gradients, f"{job.gradient_bytes} bytes each{adapters}{whole}"),
         (
             "optimizer states",

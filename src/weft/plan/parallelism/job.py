@@ -37,6 +37,7 @@ class Job:
         quantized: Bits of the frozen linears, one of `adapters.BITS`; 0: as products read them.
         offload_optimizer: Whether the optimizer's states wait in host memory (Ren et al., ZeRO-Offload, arXiv
             2101.06840, with the update on the device).
+        offload_weights: Whether weights wait in host memory, but for the layers that run.
     """
 
     sizes: Sizes
@@ -50,6 +51,7 @@ class Job:
     lora: int = 0
     quantized: int = 0
     offload_optimizer: bool = False
+    offload_weights: bool = False
 
     def __post_init__(self) -> None:
         faults = []

@@ -11,6 +11,7 @@ out count as what a rank has of them, and for d only the replicas that have the 
     activations    see `activation_bytes`
     copies         gradients once more                  at the end of the backward pass, when replicas add them up
 
+With `Job.offload_weights` the parameters of all but `LAYERS_HERE` layers are in host memory; the ends stay.
 With `Job.lora` gradients and states are those of the adapters, whose parameters come in addition; frozen linears have
 `Job.linear_bytes` each. States in host memory count nothing here.
 
@@ -27,10 +28,12 @@ from weft.machines.host import Machines
 from weft.plan.parallelism.job import Division, Job
 from weft.plan.parallelism.layer import rank_tokens
 from weft.plan.parallelism.shares import Part, Shares, shares
-from weft.plan.parallelism.step import rank_parameters, trained_parameters
+from weft.plan.parallelism.step import Numbers, rank_parameters, trained_parameters
 
 RESERVED = 2 * 2**30
 """Bytes of a device that its driver, its libraries and the buffers of collectives take before training begins."""
+LAYERS_HERE = 4
+"""Layers that are on the device where weights are offloaded: one runs, one comes, and two are being let go."""
 LOST = 0.04
 """Share of a device's memory that an allocator loses between blocks."""
 
@@ -80,6 +83,8 @@ def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
     sharing = (division.alike, division.alike_experts)
     trained = trained_parameters(job, division, part)
     whole = trained.each(*sharing) if division.sharded == "parameters" else trained.all
+    stays = min(1.0, LAYERS_HERE / part.layers) if job.offload_weights and part.layers else 1.0
+    away = 0.0 if job.lora else (1 - stays) * _layers(job, division, part).all
     states = trained.each(*sharing) if division.sharded != "none" else trained.all
     gathered = 0.0
     if division.sharded == "parameters" and division.alike > 1:
@@ -87,7 +92,7 @@ def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
         layer = sizes.layer_parameters - sizes.expert_parameters * (1 - 1 / division.experts)
         gathered = 2 * layer / division.tensor * job.linear_bytes
     return Memory(
-        whole * job.parameter_bytes + gathered + _frozen(job, division, part, sharing),
+        (whole - away) * job.parameter_bytes + gathered + _frozen(job, division, part, sharing, stays),
         whole * job.gradient_bytes,
         0.0 if job.offload_optimizer else states * job.state_bytes,
         activation_bytes(job, division, part),
@@ -95,15 +100,21 @@ def _rank_memory(job: Job, division: Division, part: Part) -> Memory:
     )
 
 
-def _frozen(job: Job, division: Division, part: Part, sharing: tuple[int, int]) -> float:
-    """Bytes of a rank's frozen parameters: its layers' linears, and its ends, which are never of fewer bits."""
+def _layers(job: Job, division: Division, part: Part) -> Numbers:
+    """The parameters of a rank's layers, without its ends."""
+    return rank_parameters(job, division, replace(part, embedding=False, head=False))
+
+
+def _frozen(job: Job, division: Division, part: Part, sharing: tuple[int, int], stays: float) -> float:
+    """Bytes of a rank's frozen parameters: its layers' linears, of which a share `stays` on the device, and its ends,
+    which are never of fewer bits."""
     if not job.lora:
         return 0.0
     every = rank_parameters(job, division, part)
-    layers = rank_parameters(job, division, replace(part, embedding=False, head=False))
+    layers = _layers(job, division, part)
     shared = sharing if division.sharded == "parameters" else (1, 1)
     ends = every.each(*shared) - layers.each(*shared)
-    return layers.each(*shared) * job.linear_bytes + ends * job.parameter_bytes
+    return layers.each(*shared) * job.linear_bytes * stays + ends * job.parameter_bytes
 
 
 def copies(machines: Machines) -> bool:

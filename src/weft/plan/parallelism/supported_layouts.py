@@ -20,6 +20,8 @@ def cannot(job: Job | None, division: Division) -> str:
         return "tokens sharded between layers that are split, beside context parallelism, are not in weft"
     if division.context > 1 and division.sharded != "none":
         return "sharing states or parameters among ranks that share sequences is not in weft"
+    if job is not None and job.offload_weights and (division.sharded == "parameters" or division.experts > 1):
+        return "weights that wait in host memory are not in weft where replicas share them"
     if division.schedule == "zb_2p":
         return "the schedule zb_2p is not in weft"
     if job is not None and job.precision == "fp8":
@@ -51,6 +53,8 @@ def settings(division: Division, microbatches: int, job: Job | None = None) -> d
         found["shard_optimizer_state"] = True
     if job is not None and job.offload_optimizer:
         found["offload_optimizer"] = True
+    if job is not None and job.offload_weights:
+        found["offload_weights"] = True
     if division.sharded == "parameters":
         found["sharded_data_parallel_degree"] = division.data
         if division.pipeline * division.tensor > 1:

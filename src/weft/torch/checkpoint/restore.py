@@ -36,7 +36,8 @@ from weft.untrusted import translated
 log = logging.getLogger("weft")
 APART = (
     "record", "checked", "inputs", "verify", "verify_report", "heartbeat_timeout", "wait_timeout",
-    "shard_optimizer_state", "offload_activations", "sharded_data_parallel_degree", "rebalance", "min_replicas",
+    "shard_optimizer_state", "offload_activations", "offload_weights", "sharded_data_parallel_degree",
+    "rebalance", "min_replicas",
 )  # fmt: skip
 """Settings on which no split depends."""
 

@@ -7,12 +7,15 @@ A *layer* is an element of a list of modules of one class, or what else a unit h
 which one it is, by ``saved_tensors_hooks``, and asks when the backward pass comes there. So whatever else refers to
 gathered memory keeps it, with the right numbers in it, and nothing that is read can be out of date.
 
-A parameter stays the same object. While it is given back it has its shape, but every number in it is NaN (the largest,
-where it has whole numbers), and modules refuse to hand it out. See ``docs/design/sharding.md``.
+A parameter stays the same object. While it is given back it has its shape, but every number in it is NaN, and modules
+refuse to hand it out. One of whole numbers, or that is made of other tensors, is of a class that refuses to compute.
+See ``docs/design/sharding.md``.
 """
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,11 +27,12 @@ from torch import Tensor, nn
 from weft.torch.calls.interception import intercept, interceptor_of
 from weft.torch.gathering.layers import Place
 from weft.torch.gathering.saving import Saving, View
-from weft.torch.pytorch.private import call_of, has_memory, storage_key
+from weft.torch.pytorch.private import call_of, has_memory, no_torch_function, storage_key
+from weft.torch.pytorch.torch_functions import METADATA
 from weft.torch.session.offload import offloading
-from weft.torch.tensors.cut_weights import guard
+from weft.torch.tensors.cut_weights import guard, refuse_part
 from weft.torch.tensors.marks import AWAY
-from weft.torch.tensors.pytree import is_wrapped, plain_tensors_of, replace_inside
+from weft.torch.tensors.pytree import is_wrapped, plain_tensors_of, replace_inside, tensors_in
 
 
 class Weight:
@@ -43,15 +47,29 @@ class Weight:
         self, name: str, parameter: nn.Parameter, device: torch.device, shape: Sequence[int] | None = None
     ) -> None:
         """``shape``: that of the whole parameter, where the present one is a share."""
-        self.name, self.parameter = name, parameter
-        self.nowhere = [
-            _largest(part.dtype, device).expand(part.shape if shape is None else shape)
-            for part in plain_tensors_of(parameter)
-        ]
+        self.name, self.parameter, self._device = name, parameter, device
+        self.nowhere = self.stand_ins(shape)
         self.whole: Sequence[Tensor] = ()
+        self._kind: Any = type(parameter)
+        numbers = parameter.is_floating_point() or parameter.is_complex()
+        self._away: Any = None if numbers and not is_wrapped(parameter) else _away(self._kind)
+
+    def stand_ins(self, shape: Sequence[int] | None = None) -> list[Tensor]:
+        """Tensors like those that the parameter is made of now, without their values."""
+        parts = plain_tensors_of(self.parameter)
+        return [_none(each.dtype, self._device).expand(shape or each.shape) for each in parts]
+
+    def put_away(self) -> None:
+        """Let the parameter have no values."""
+        self.whole = ()
+        self.put(self.nowhere)
+        if self._away is not None:
+            self.parameter.__class__ = self._away
 
     def put(self, parts: Sequence[Tensor]) -> None:
         """Let the parameter be made of these."""
+        if self._away is not None:
+            self.parameter.__class__ = self._kind
         if is_wrapped(self.parameter):
             values = iter(parts)
             replace_inside(self.parameter, lambda _: next(values))
@@ -59,11 +77,33 @@ class Weight:
             (self.parameter.data,) = parts
 
 
-def _largest(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _none(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The number that stands for values that are not here."""
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.full((), torch.nan, dtype=torch.float32, device=device).to(dtype)
-    return torch.full((), 1 if dtype == torch.bool else torch.iinfo(dtype).max, dtype=dtype, device=device)
+        return torch.full((), torch.nan, device=device).to(dtype)
+    return torch.zeros((), dtype=dtype, device=device)
+
+
+class Away(Tensor):
+    """A weight while it is given back that cannot show it by NaN.
+
+    A function that reads it in a backward pass, where autograd has kept the parameter itself, finds its values again.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in METADATA:
+            for each in tensors_in((args, kwargs)):
+                if isinstance(each, Away) and not getattr(each, AWAY).come():
+                    refuse_part(each)
+        with no_torch_function():
+            return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _away(kind: type[Tensor]) -> type[Tensor]:
+    """The class of a weight of this class while it is given back."""
+    return types.new_class(f"Away{kind.__name__}", (Away, kind))
 
 
 W = TypeVar("W", bound=Weight)
@@ -231,8 +271,7 @@ class ByLayer(Generic[W]):
         layer.here = False
 
     def _away(self, layer: Layer[W], weight: W) -> None:
-        weight.whole = ()
-        weight.put(weight.nowhere)
+        weight.put_away()
         setattr(weight.parameter, AWAY, layer)
 
     # --- the backward pass ------------------------------------------------------------------------------------

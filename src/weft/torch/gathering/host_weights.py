@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from weft.errors import UsageError
 from weft.torch.gathering.by_layer import ByLayer, Layer, Weight
 from weft.torch.gathering.layers import Place, places_of
 from weft.torch.offload.host_memory import HostMemory, tensor_in
@@ -40,7 +39,7 @@ class HostWeight(Weight):
         held: How it is on the device between steps, "with values" or "without values"; empty: it is not.
     """
 
-    homes: Sequence[Tensor] = ()
+    homes: Sequence[Tensor] = ()  # of another shape or dtype where the script has replaced the values
     written = 0
     held = ""
 
@@ -74,7 +73,8 @@ class HostWeights:
         self._next: dict[tuple[bool, int], Layer[HostWeight]] = {}
         """The layer that came after another one the last time, in forward passes and in backward passes."""
         names = {id(parameter): name for name, parameter in root.named_parameters()}
-        alone = _with_memory_of_their_own(root)
+        alone = {id(parameter) for parameter in root.parameters() if bytes_of(parameter) >= LEAST_BYTES}
+        alone -= _with_shared_memory(root)
 
         def weights_of(place: Place) -> list[HostWeight]:
             return [HostWeight(names[id(p)], p, device) for p in place.parameters if id(p) in alone]
@@ -93,14 +93,12 @@ class HostWeights:
     def _put_away(self, weight: HostWeight) -> None:
         """Let the parameter be in host memory, with the values that it has, if it has any."""
         parts = [*plain_tensors_of(weight.parameter)]
-        if not weight.homes:
+        if [(each.shape, each.dtype) for each in parts] != [
+            (home.shape, home.dtype) for home in weight.homes
+        ]:
             weight.homes = [tensor_in(self._memory.take(part.nbytes), part) for part in parts]
+            weight.nowhere = weight.stand_ins()
         for part, home, nowhere in zip(parts, weight.homes, weight.nowhere, strict=True):
-            if (part.shape, part.dtype) != (home.shape, home.dtype):
-                raise UsageError(
-                    f"{weight.name} has become {part.dtype} of shape {list(part.shape)}, but {home.dtype} of shape "
-                    f"{list(home.shape)} waits in host memory: change parameters in place, or by load_state_dict()"
-                )
             if part.data_ptr() not in (home.data_ptr(), nowhere.data_ptr()):
                 home.copy_(part)
             self._memory.page_out(home.untyped_storage())
@@ -156,7 +154,9 @@ class HostWeights:
                     self._memory.page_out(home.untyped_storage())
             return _Copied(found, None)
         while len(self._given_back) > LAYERS_IN_USE:  # or a host that is ahead would take memory for them all
-            self._given_back.popleft().synchronize()
+            given_back = self._given_back.popleft()
+            if not given_back.query():
+                given_back.synchronize()
         with torch.cuda.stream(self._stream):
             found = [
                 [home.to(self._device, non_blocking=True) for home in weight.homes]
@@ -222,8 +222,14 @@ class HostWeights:
         return (self._weights[id(each)] for each in parameters if id(each) in self._weights)
 
 
-def _with_memory_of_their_own(root: nn.Module) -> set[int]:
-    """The ids of parameters that can wait elsewhere: large ones, in memory at which no other tensor looks."""
+def waiting_bytes(root: nn.Module, plan: Any, here: int) -> list[int]:
+    """The bytes of each layer's weights on partition ``here`` that can wait, of a model that is only planned."""
+    sizes = [[bytes_of(each) for each in place.parameters] for place in places_of(root, plan, here)]
+    return [sum(size for size in layer if size >= LEAST_BYTES) for layer in sizes]
+
+
+def _with_shared_memory(root: nn.Module) -> set[int]:
+    """The ids of parameters that cannot wait elsewhere: other tensors look at their memory, or it has gaps."""
     spans: list[tuple[int, int, int]] = []
     left = set()
     for tensor in (*root.parameters(), *root.buffers()):
@@ -238,7 +244,7 @@ def _with_memory_of_their_own(root: nn.Module) -> set[int]:
             left |= {which, of}
         if end > latest:
             latest, of = end, which
-    return {id(each) for each in root.parameters() if bytes_of(each) >= LEAST_BYTES} - left
+    return left
 
 
 def _move(parameter: nn.Parameter, device: torch.device) -> None:

@@ -28,7 +28,7 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     step says whether it needs a gradient, and all of a compiled module, whose code cannot be stood around.
 
     Args:
-        root: The model, whose units' calls are intercepted.
+        root: The model, whose units' calls are intercepted, unless it is only looked at.
         plan: How it was split.
         here: This rank's partition.
     """
@@ -54,7 +54,7 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     layers = [block for block in blocks(root) if not is_compiled(block) or interceptor_of(block) is not None]
     for unit in plan.units:
         module = modules[unit.name]
-        if unit.partition != here or interceptor_of(module).compiled:
+        if unit.partition != here or getattr(interceptor_of(module), "compiled", False):
             continue
         inside = set(module.modules())
         rest = inside.copy()

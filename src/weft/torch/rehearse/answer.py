@@ -51,7 +51,8 @@ class Part:
         fresh: A new gradient of the largest weight, before it is added to that of earlier microbatches.
         copies: Of the gradients, which replicas average when no activation is left.
         update: What the optimizer's step makes and drops.
-        host: Offloaded states and activations, in host memory.
+        host: Offloaded states, activations and weights, in host memory.
+        may_wait: Weights on the device that could be there, too.
     """
 
     partition: int
@@ -65,6 +66,7 @@ class Part:
     copies: float = 0.0
     update: float = 0.0
     host: float = 0.0
+    may_wait: float = 0.0
 
     @property
     def scratch(self) -> float:
@@ -202,6 +204,8 @@ class Answer:
         less.append((0.7 * full.activations, "activation checkpointing of the blocks (about)"))
         if not self.offloads_states:
             less.append((full.states, '"offload_optimizer": true'))
+        if full.may_wait:
+            less.append((full.may_wait, '"offload_weights": true'))
         for saved, remedy in sorted(less, reverse=True):
             left = full.total - saved
             verdict = "fits" if left <= self.memory_bytes else "is not enough alone"

@@ -15,7 +15,7 @@ from weft.machines.host import Machines
 from weft.plan.chosen import execution, schedule_for
 from weft.plan.measured.cut_units import shard_units
 from weft.plan.parallelism.layer import all_reduce_s, gather_s
-from weft.plan.parallelism.memory import RESERVED, copies
+from weft.plan.parallelism.memory import LAYERS_HERE, RESERVED, copies
 from weft.plan.parallelism.step import HOST_LINK
 from weft.plan.search import recomputed
 from weft.session.watching import describe_layout
@@ -23,6 +23,7 @@ from weft.simulate import Links, Simulation, StageCost, as_weft_runs
 from weft.topology.cluster import Cluster
 from weft.torch.context_parallel import Sequences
 from weft.torch.execution.unit_call import FLOATING
+from weft.torch.gathering.host_weights import waiting_bytes
 from weft.torch.offload.activations import AHEAD_BYTES
 from weft.torch.placed.plan import Plan, is_below
 from weft.torch.rehearse.answer import UNKNOWN_MOMENTS, Answer, Part, Weight
@@ -42,7 +43,9 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
     stages, crossing = _stages(session, machines, plans)
     units = (each.unit.activation_bytes for _, plan in plans for each in _placed(plan))
     revisits = any(plan.revisits for _, plan in plans)
-    step, away = _step(session, machines, stages, max(units, default=0), revisits)
+    layers = [_layers(plans, weights, at) for at in range(settings.partitions)]
+    copied = [sum(each) * settings.offload_weights for each in layers]
+    step, away = _step(session, machines, stages, max(units, default=0), revisits, copied)
     parts = [
         Part(
             at,
@@ -59,6 +62,8 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
         )
         for at in range(settings.partitions)
     ]
+    if _may_wait(settings):
+        parts = [_with_layers(part, layers[part.partition], settings) for part in parts]
     if mesh.rdp > 1 and settings.sharded_data_parallel_degree == 1 and copies(machines):
         parts = [replace(part, copies=part.gradients) for part in parts]
     trains = any(stage.activation_bytes for stage in stages)  # an evaluation keeps nothing
@@ -85,11 +90,13 @@ def estimate(session: Session, machines: Machines, plans: Sequence[tuple[Any, Pl
 
 
 def _step(
-    session: Session, machines: Machines, stages: Sequence[StageCost], largest: int, revisits: bool
-) -> tuple[Simulation, list[float]]:
+    session: Session, machines: Machines, stages: Sequence[StageCost], largest: int, revisits: bool,
+    weights: Sequence[float],
+) -> tuple[Simulation, list[float]]:  # fmt: skip
     """A step by the schedule of the settings, or the one that was chosen; and what each rank has in host memory.
 
-    A rank whose activations wait there computes no faster than these are copied. ``largest``: bytes that a unit keeps.
+    A rank whose activations wait there computes no faster than these are copied; the same holds for ``weights``, the
+    bytes of each rank that come for a pass through all of its stages. ``largest``: bytes that a unit keeps.
     """
     settings, chosen = session.settings, session.decided.chosen
     if chosen is not None and chosen.option.recompute:
@@ -98,6 +105,11 @@ def _step(
         made = schedule_for(settings, chosen, settings.microbatch_count)
     else:
         made = schedule.make("1f1b", settings.partitions, settings.microbatch_count)
+    several = made.rank_of_stage
+    stages = [
+        _no_faster(stage, weights[rank] / several.count(rank) / HOST_LINK)
+        for stage, rank in zip(stages, several, strict=True)
+    ]
     links, how = Links(_between(session, machines)), execution(settings, revisits)
     step = as_weft_runs(made, stages, links, **how)
     if not how["offloads"]:
@@ -116,12 +128,32 @@ def _step(
     return replace(as_weft_runs(made, copied, links, **how), peak_bytes=tuple(peaks)), away
 
 
+def _may_wait(settings: Settings) -> bool:
+    """True if weights can wait in host memory beside the other settings."""
+    alone = settings.sharded_data_parallel_degree == settings.expert_parallel_degree == 1
+    return alone and not (settings.compile or settings.rebalance or settings.min_replicas)
+
+
+def _layers(plans: Sequence[tuple[Any, Plan]], weights: Sequence[Weight], partition: int) -> list[float]:
+    """The bytes of each layer of a partition that can wait in host memory, as a rank has it, the largest first."""
+    found = [each for model, plan in plans for each in waiting_bytes(model.module, plan, partition)]
+    whole = sum(each.nbytes / each.share for each in weights if each.partition == partition)
+    share = sum(each.nbytes for each in weights if each.partition == partition) / max(whole, 1.0)
+    return sorted((share * each for each in found), reverse=True)
+
+
+def _with_layers(part: Part, layers: Sequence[float], settings: Settings) -> Part:
+    """A part all but a few of whose layers wait in host memory, or could."""
+    away = sum(layers[LAYERS_HERE:])
+    if not settings.offload_weights:
+        return replace(part, may_wait=away)
+    return replace(part, weights=part.weights - away, host=part.host + sum(layers))
+
+
 def _no_faster(stage: StageCost, least_s: float) -> StageCost:
-    """The stage where each pass takes that long at least."""
-    return replace(
-        stage, forward_s=max(stage.forward_s, least_s), backward_s=max(stage.backward_s, least_s),
-        input_s=max(stage.input_s, least_s),
-    )  # fmt: skip
+    """The stage where each pass that it has takes that long at least."""
+    passes = {name: getattr(stage, name) for name in ("forward_s", "backward_s", "input_s")}
+    return replace(stage, **{name: took_s and max(took_s, least_s) for name, took_s in passes.items()})
 
 
 def _layout(session: Session, machines: Machines) -> str:

@@ -8,8 +8,17 @@ from weft.torch.session import current
 
 
 def offloading() -> AbstractContextManager[object]:
-    """Around code of a microbatch: what autograd keeps is offloaded while the microbatch waits."""
+    """Around code of a microbatch: what autograd keeps is offloaded while the microbatch waits.
+
+    Without partitions none waits, and all of it is offloaded.
+    """
     if not current.is_initialized():
         return nullcontext()
-    activations = current.session().activations
-    return nullcontext() if activations is None else activations.waiting()
+    session = current.session()
+    if session.activations is None:
+        return nullcontext()
+    alone = session.settings.offload_weights and session.settings.partitions == 1
+    found: AbstractContextManager[object] = (
+        session.activations.all() if alone else session.activations.waiting()
+    )
+    return found
