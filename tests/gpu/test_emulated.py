@@ -130,3 +130,10 @@ def test_layouts_are_those_of_one_process(layout: str, apart: bool) -> None:
     arguments = [*before, str(HERE / "layouts.py"), layout]
     done = run_ranks(2, jobs.EMULATED, arguments, environment(), timeout=300).check()
     assert done.stdout.count(f"{layout}: passed") == 2
+
+
+@pytest.mark.parametrize(("ranks", "partitions"), [(1, 1), (2, 2)])
+def test_weights_in_host_memory(ranks: int, partitions: int) -> None:
+    arguments = [str(HERE / "weights.py"), str(partitions)]
+    done = run_ranks(ranks, jobs.EMULATED, arguments, environment(), timeout=300).check()
+    assert done.stdout.count("weights: passed") == ranks

@@ -48,13 +48,13 @@ class Weight:
     ) -> None:
         """``shape``: that of the whole parameter, where the present one is a share."""
         self.name, self.parameter, self._device = name, parameter, device
-        self.nowhere = self.stand_ins(shape)
+        self.nowhere = self.without_values(shape)
         self.whole: Sequence[Tensor] = ()
         self._kind: Any = type(parameter)
         numbers = parameter.is_floating_point() or parameter.is_complex()
         self._away: Any = None if numbers and not is_wrapped(parameter) else _away(self._kind)
 
-    def stand_ins(self, shape: Sequence[int] | None = None) -> list[Tensor]:
+    def without_values(self, shape: Sequence[int] | None = None) -> list[Tensor]:
         """Tensors like those that the parameter is made of now, without their values."""
         parts = plain_tensors_of(self.parameter)
         return [_none(each.dtype, self._device).expand(shape or each.shape) for each in parts]

@@ -97,7 +97,7 @@ class HostWeights:
             (home.shape, home.dtype) for home in weight.homes
         ]:
             weight.homes = [tensor_in(self._memory.take(part.nbytes), part) for part in parts]
-            weight.nowhere = weight.stand_ins()
+            weight.nowhere = weight.without_values()
         for part, home, nowhere in zip(parts, weight.homes, weight.nowhere, strict=True):
             if part.data_ptr() not in (home.data_ptr(), nowhere.data_ptr()):
                 home.copy_(part)

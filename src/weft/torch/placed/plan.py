@@ -95,6 +95,7 @@ class Plan:
         attributes: Attributes of modules, by module and name, that each microbatch has for itself.
         serial: A microbatch begins when the microbatch before has ended.
         toggled: Parameters of which the step says whether they need gradients.
+        written: Parameters that a forward pass writes.
         read: Parameters that a module reads which does not hold them, each with that module.
         optimize: The setting as it was decided; empty in plans of older checkpoints.
         memory_weight: The same of this setting.
@@ -116,6 +117,7 @@ class Plan:
     attributes: tuple[tuple[str, str], ...] = ()
     serial: bool = False
     toggled: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     read: tuple[tuple[str, str], ...] = ()
     optimize: str = ""
     memory_weight: float = 0.0
@@ -137,6 +139,7 @@ class Plan:
         content["units"] = tuple(map(PlannedUnit.from_record, content["units"]))
         content["attributes"] = tuple(map(tuple, content.get("attributes", ())))
         content["toggled"] = tuple(content.get("toggled", ()))
+        content["written"] = tuple(content.get("written", ()))
         content["read"] = tuple(map(tuple, content.get("read", ())))
         return cls(**content)
 

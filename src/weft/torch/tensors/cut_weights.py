@@ -111,6 +111,7 @@ def _part(parameter: Tensor) -> Part:
     if found is None:
         found = _parts[id(parameter)] = torch.empty(0).as_subclass(Part)
         found.of = parameter
+        found._weft_owner = parameter._weft_owner  # type: ignore[attr-defined]  # where a function with its module runs
     return found
 
 
