@@ -36,6 +36,7 @@ def test_defaults():
         "min_replicas": 0,
         "offload_activations": False,
         "offload_optimizer": False,
+        "trainer_tokens": "",
         "chunked_loss": "auto",
         "sharded_data_parallel_degree": 1,
         "sharded_parameters_gathered": "step",

@@ -185,7 +185,8 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     begin = f"{title} cannot be cut by tokens: "
     remedy = ". Give the model the mask and the loss targets that leave padding out, or leave tokens= out"
     try:
-        runs += [losses.of(trial, batch, part) for part in parts]
+        given = _weights(trial.weight, batch, parts) if trial.weight else [1.0] * len(parts)
+        runs += [losses.of(trial, batch, piece, part) for piece, part in zip(parts, given, strict=True)]
         seen = [targets for targets, _ in runs]
         count = trial.weight or _count(trial.function, batch, (whole, *parts), seen)
         if count is None:
@@ -195,8 +196,7 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
                 "its longest row and in its shortest ones without) are no targets or tokens that weft finds in its "
                 "arguments. So say what a microbatch counts: @weft.step(tokens=..., weight=...)"
             )
-        numbers = [float(count(*args, **kwargs)) for args, kwargs in map(batch.take, parts)]
-        weights = [number / (sum(numbers) or 1.0) for number in numbers]
+        weights = _weights(count, batch, parts)
         fault = trial.differences(runs[0][1], [passed for _, passed in runs[1:]], weights)
     except Incomparable as found:
         dims = ", ".join(
@@ -211,6 +211,12 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     counted = [asdict(one) for one in count.found] if isinstance(count, Count) else []
     sides = any(part.start > 0 for part in parts), any(part.stop < part.length for part in parts)
     return Verdict(count=counted, trimmed=batch.trimmed, sides=sides)
+
+
+def _weights(count: Callable[..., Any], batch: MiniBatch, pieces: Sequence[Group]) -> list[float]:
+    """Their shares of what is counted in all of them."""
+    numbers = [float(count(*args, **kwargs)) for args, kwargs in map(batch.take, pieces)]
+    return [number / (sum(numbers) or 1.0) for number in numbers]
 
 
 def _pieces(function: Callable[..., Any], batch: MiniBatch) -> tuple[Group, list[Group]]:
@@ -302,11 +308,13 @@ class Losses(TorchFunctionMode):
         super().__init__()
         self._found: list[Targets] = []
 
-    def of(self, trial: GradientTrial, batch: MiniBatch, piece: Group) -> tuple[list[Targets], Passed]:
-        """The targets of each loss in a piece of a batch; and its losses and gradients."""
+    def of(
+        self, trial: GradientTrial, batch: MiniBatch, piece: Group, part: float = 1.0
+    ) -> tuple[list[Targets], Passed]:
+        """The targets of each loss in a piece of a batch; and its losses and gradients, as `trial` has them."""
         self._found = []
         with self:
-            passed = trial.passed(batch, piece)
+            passed = trial.passed(batch, piece, part)
         return self._found, passed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
