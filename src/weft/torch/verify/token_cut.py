@@ -37,6 +37,7 @@ from weft.torch.verify.whole_batch import Incomparable
 
 log = logging.getLogger("weft")
 
+LEAVE_OUT = "leave tokens= (of a trainer: trainer_tokens) out"
 WITHOUT_PROOF = 'To cut by tokens without that comparison, give weight=, too, and write "verify": "off"'
 
 
@@ -134,12 +135,12 @@ def prove(
         if value != 1 and getattr(settings, name) == value:
             raise UsageError(
                 f'{title} is cut by tokens, which does not go together with "{name}": {json.dumps(value)}: write '
-                "another value, or leave tokens= out of @weft.step"
+                f"another value, or {LEAVE_OUT}"
             )
     if session.first_inputs:
         raise UsageError(
             f"{title} is cut by tokens, for which each rank of a pipeline needs the mask, but only the first rank's "
-            'inputs count: give all the same batch ("inputs": "equal"), or leave tokens= out'
+            f'inputs count: give all the same batch ("inputs": "equal"), or {LEAVE_OUT}'
         )
     normalised = [
         name for model in models for name, part in model.module.named_modules() if isinstance(part, BatchNorm)
@@ -147,7 +148,7 @@ def prove(
     if normalised:
         raise UsageError(
             f"{title} is cut by tokens, but {normalised[0]} is a BatchNorm, whose statistics have padding in them: "
-            "leave tokens= out, or take a LayerNorm"
+            f"{LEAVE_OUT}, or take a LayerNorm"
         )
     if settings.verify == "off":
         if weight is None:
@@ -183,7 +184,7 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     if reason:
         return Verdict(warning=f"{title} is cut by rows, not by tokens, because {reason}")
     begin = f"{title} cannot be cut by tokens: "
-    remedy = ". Give the model the mask and the loss targets that leave padding out, or leave tokens= out"
+    remedy = f". Give the model the mask and the loss targets that leave padding out, or {LEAVE_OUT}"
     try:
         given = _weights(trial.weight, batch, parts) if trial.weight else [1.0] * len(parts)
         runs += [losses.of(trial, batch, piece, part) for piece, part in zip(parts, given, strict=True)]

@@ -38,7 +38,7 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     readers: dict[int, set[nn.Module]] = defaultdict(set)
     for parameter, reader in plan.read:
         readers[id(root.get_parameter(parameter))].add(modules[reader])
-    left = {id(root.get_parameter(name)) for name in (*plan.toggled, *plan.parameters)}
+    left = {id(root.get_parameter(name)) for name in (*plan.toggled, *plan.parameters, *plan.cast)}
 
     def place(name: str, module: nn.Module, inside: set[nn.Module], rest: bool) -> Place:
         held = Counter(id(p) for part in inside for p in part.parameters(recurse=False))
