@@ -159,6 +159,12 @@ class Settings:
         Flag(),
         "weights wait in host memory but for the layers that run (with PyTorch), see docs/large-models.md#offload",
     )
+    trainer_tokens: str = _setting(
+        "",
+        Text(),
+        "the entry of a trainer's batches with the mask of padded rows (`attention_mask`, say): its training steps are "
+        "cut by tokens, see docs/what-a-step-may-do.md#batches-whose-rows-differ-in-length; empty: by rows",
+    )
     chunked_loss: Literal["auto", "on", "off"] = _setting(
         "auto",
         Choice(("auto", "on", "off")),

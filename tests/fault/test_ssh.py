@@ -102,7 +102,7 @@ def test_a_failure_ends_all_hosts_and_the_job_goes_on_from_its_save(config: Path
         assert stop(folder, 90).code == 75
         done = running.wait(60)
     assert done.returncode == 75, done.stderr
-    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: rank"))
     assert first.startswith("weft: rank 1 on ") and "was killed by SIGKILL in step 8" in first
     assert "weft: restart 1 of 2 in 1 s" in done.stderr
     assert (tmp_path / "losses-1").read_text().startswith("6 ")  # after the save of step 5
@@ -148,7 +148,7 @@ def test_who_is_gone(config: Path, tmp_path: Path, what: str):
         assert done.returncode == -signal.SIGKILL
         return
     assert done.returncode == 1
-    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: rank"))
     if what in ("agent", "cut"):
         assert first.startswith("weft: 127.0.0.2 (rank 1) is gone: ")
     else:

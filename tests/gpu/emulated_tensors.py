@@ -11,6 +11,7 @@ all that stands above kernels are PyTorch's own.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import traceback
@@ -163,8 +164,12 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             lent[id(tensor)], owners[id(made)] = made, tensor
         return lent[id(tensor)]
 
+    kinds = {t.dtype for t in given if t.is_floating_point()}
+    exact = (
+        functools.reduce(torch.promote_types, kinds) if kinds else None
+    )  # a number has the type of the others
     args = [
-        torch.tensor(value)
+        torch.tensor(value, dtype=exact if isinstance(value, float) else None)
         if isinstance(value, (int, float)) and str(each.type) == "Tensor"
         else _map(lend, value)
         for value, each in zip(args, op._schema.arguments, strict=False)

@@ -18,7 +18,7 @@ pytest.importorskip("torchmetrics")
 JOB = Path(__file__).parent / "jobs" / "lightning_job.py"
 REFUSED = Path(__file__).parent / "jobs" / "lightning_refused.py"
 QUIET = {"PYTHONWARNINGS": "ignore"}
-CASES = ("fitting", "resuming", "manual", "mixed", "joined", "replicas")
+CASES = ("fitting", "resuming", "manual", "mixed", "joined", "padded", "replicas")
 BF16_ROUNDING = 0.02
 
 

@@ -85,6 +85,16 @@ def test_bfloat16_is_used(two_ranks):
     assert not equal(two_ranks[0]["variable lengths"]["logged"], two_ranks[0]["bfloat16"]["logged"], 1e-6)
 
 
+def test_padded_batches_of_a_trainer_are_cut_by_tokens(tmp_path):
+    """Training does not compute the padding; what is logged, evaluated and predicted is that of one process."""
+    one = alone("hf_trainer.py", str(tmp_path / "one"), "8", "7", "padded")["padded"]
+    settings = {"partitions": 2, "microbatches": 2, "trainer_tokens": "attention_mask"}
+    whole = one.pop("positions")
+    for result in split(2, "hf_trainer.py", str(tmp_path / "two"), "8", "7", "padded", **settings):
+        assert result["padded"].pop("positions") < 0.75 * whole
+        assert equal(one, result["padded"], 2e-4), (one, result["padded"])
+
+
 @one_day_in(2)
 def test_replicas_of_a_split_trainer_do_what_one_process_does(tmp_path):
     one = alone("hf_trainer.py", str(tmp_path / "one"), "4", "8", *REPLICATED)

@@ -891,7 +891,8 @@ def models_that_replicas_share_are_not_copied() -> None:
         if "share parameters" in layout or layout == "shared parameters":
             job = Split(settings, adam)
             with pytest.raises(
-                WeftError, match="copy.deepcopy does not work for a model whose parameters are shared"
+                WeftError,
+                match="copy.deepcopy does not work for a model whose parameters or experts are shared",
             ):
                 copy.deepcopy(job.model)
 

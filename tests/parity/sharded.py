@@ -137,6 +137,56 @@ def trains_as_one_process() -> None:
         del job, model
 
 
+class Adapted(nn.Module):
+    """A frozen linear of another type, and one in whole numbers, below adapters that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH, dtype=torch.float64).requires_grad_(False)
+        self.codes = nn.Parameter(torch.randint(-9, 9, (WIDTH, WIDTH), dtype=torch.int8), requires_grad=False)
+        self.down, self.up = nn.Linear(WIDTH, 2), nn.Linear(2, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frozen = self.base(x.double()).float() + F.linear(x, self.codes / 40.0)
+        return x + torch.tanh(frozen + self.up(self.down(x)))
+
+
+@CHECKS.check
+def layers_of_several_types() -> None:
+    """What has another type than most of its layer is whole on each replica; all trains as one process."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Adapted() for _ in range(3)))
+    alone = copy.deepcopy(net)
+    start(partitions=1, sharded_data_parallel_degree=2)
+
+    def rows(step: int) -> Tensor:
+        return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
+
+    def trained(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        return training.adamw([each for each in parameters if each.requires_grad])
+
+    job = training.Job(net, training.next_rows, trained, rows, alone=alone)
+    job.trains_as_one_process(max_norm=CLIP)
+    shared = {n.removeprefix("module.") for n, p in job.model.named_parameters() if is_sharded(p)}
+    assert shared == {
+        n for n, p in alone.named_parameters() if n.startswith("0.") or p.dtype == torch.float64
+    }
+
+
+class Casting(models.Block):
+    def forward(self, x: Tensor) -> Tensor:
+        self.down = self.down.to(torch.float64)
+        return x + self.down(self.up(x).double()).float()
+
+
+@CHECKS.check
+def layers_that_cast_their_weights_are_refused() -> None:
+    start(partitions=1, sharded_data_parallel_degree=2, verify="off")
+    model = weft.DistributedModel(nn.Sequential(*(Casting(WIDTH) for _ in range(3))))
+    with told(UsageError, "a module casts some of its parameters where it runs"):
+        step_of(squares)(model, torch.randn(ROWS, WIDTH))
+
+
 @CHECKS.check
 def states_are_whole_and_plain() -> None:
     job = Job(2)

@@ -37,6 +37,7 @@ def test_defaults():
         "offload_activations": False,
         "offload_optimizer": False,
         "offload_weights": False,
+        "trainer_tokens": "",
         "chunked_loss": "auto",
         "sharded_data_parallel_degree": 1,
         "sharded_parameters_gathered": "step",

@@ -203,7 +203,8 @@ class WeftStrategy(JoinsJob, pl.strategies.ParallelStrategy):
             return record.returned()
 
         run.__name__ = run.__qualname__ = what
-        made: Step = step(run, allow_uneven=True)
+        tokens = current.session().settings.trainer_tokens if name == "training_step" else ""
+        made: Step = step(run, allow_uneven=True, tokens=tokens or None)
         trains = made if name == "training_step" else self._steps.get("training_step")
         made.keep_rows(what, like=trains)
         return made

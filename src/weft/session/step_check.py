@@ -23,6 +23,13 @@ STEP_ADVICE = (
     "alone called leaves the ranks in different places of the script"
 )
 
+CHANGES = "the changes of the model"
+"""The name under which a call has what was changed in its models since they were split."""
+CHANGES_ADVICE = (
+    ". Change the model between steps on every rank alike. A module that casts its own parameters as it runs does so "
+    "on its rank alone, unless it ran in the first step: cast them before that, with module.to(dtype)"
+)
+
 SETTINGS_ADVICE = (
     ". Load states and set rates, scales and weights on every rank alike, not under `if rank() == 0`. Before the first "
     "step one rank may do it alone: all begin with what the first rank has"
@@ -31,8 +38,10 @@ SETTINGS_ADVICE = (
 
 def advice_for(calls: Iterable[str]) -> str:
     """Advice about ranks that were called differently, each as its JSON says."""
-    steps = {json.loads(call).get("step", "").partition(",")[0] for call in calls}
-    return STEP_ADVICE if len(steps) > 1 else ADVICE
+    found = [*map(json.loads, calls)]
+    if len({call.get("step", "").partition(",")[0] for call in found}) > 1:
+        return STEP_ADVICE
+    return CHANGES_ADVICE if len({json.dumps(call.get(CHANGES)) for call in found}) > 1 else ADVICE
 
 
 def differing(settings_by_rank: Mapping[int, Mapping[str, str]]) -> str:

@@ -166,7 +166,7 @@ def _check(settings: Settings) -> None:
         "sharded_data_parallel_degree": 1, "offload_activations": False, "offload_optimizer": False,
         "offload_weights": False,
         "tensor_parallel_degree": 1, "context_parallel_degree": 1, "expert_parallel_degree": 1,
-        "min_replicas": 0,
+        "min_replicas": 0, "trainer_tokens": "",
     }  # fmt: skip
     asked = [name for name, plain in only.items() if getattr(settings, name) != plain]
     if settings.chunked_loss == "on":

@@ -95,9 +95,10 @@ def clip_along(
         raise RuntimeError(
             f"the norm of the gradients over all ranks is {total.item()}, so they cannot be clipped"
         )
-    if parameters:
-        assert parameters[0].grad is not None
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total.to(parameters[0].grad.device))
+    for shares in (True, False):  # PyTorch's function takes no list of both
+        some = [each for each in parameters if is_sharded(each) == shares]
+        if some:
+            torch.nn.utils.clip_grads_with_norm_(some, max_norm, total.to(some[0].device))
     _record_norm(total)
     return total
 

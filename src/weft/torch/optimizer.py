@@ -447,8 +447,9 @@ def _refuse_mixed_lists(optimizer: Optimizer) -> None:
         if how is not None and len({is_sharded(p) for p in group["params"]}) > 1:
             raise UsageError(
                 f"the optimizer has {how}=True, and PyTorch cannot update parameters that replicas share together with "
-                "parameters without dimensions, which each replica has whole: give these a group of their own, "
-                '{"params": [p for p in model.parameters() if not p.dim()]}, or leave the argument out'
+                "those that each replica has whole (without dimensions, or of another type than most of their layer): "
+                'leave the argument out, or give these a group of their own, {"params": [p for p in model.parameters() '
+                "if not p.dim()]}, say"
             )
 
 

@@ -40,13 +40,21 @@ from weft.torch.tensors.pytree import map_tensors
 from weft.torch.verify import compare
 from weft.torch.verify.whole_batch import Rows
 
-MIXES_SHARES = "got mixed torch.Tensor and DTensor", "does not have a sharding strategy"
-"""Words of PyTorch's errors where a share of a weight meets what is whole."""
 READS_SHARES = (
     "code outside of a layer computes with its weight, of which this replica has a share between calls "
     "(sharded_data_parallel_degree): let the layer's own forward do it and return the result, let the optimizer do it "
     "(weight_decay, say), or leave sharded_data_parallel_degree out"
 )
+CASTS_SHARES = (
+    "a module casts some of its parameters where it runs (self.router.to(torch.float32), say), and replicas share them "
+    "(sharded_data_parallel_degree): do that before weft.DistributedModel, or leave sharded_data_parallel_degree out"
+)
+WITH_SHARES = {
+    "got mixed torch.Tensor and DTensor": READS_SHARES,
+    "does not have a sharding strategy": READS_SHARES,
+    "expects uniform gradient dtype": CASTS_SHARES,
+}
+"""Words of PyTorch's errors where replicas share parameters, and what they mean."""
 
 log = logging.getLogger("weft")
 Results = tuple[list[Any], list[float]]
@@ -245,7 +253,7 @@ class Step:
 
             self.cut = replace(self.cut, tokens=tokens)
             batch = self._prepare(session, batch.args, batch.kwargs)
-            proved, self.weight = prove(session, models, self.function, self.name, batch, weight)
+            proved, self.weight = prove(session, models, self.function, self.rows.title, batch, weight)
             self.cut = replace(self.cut, tokens=proved)
             self._proved = [weakref.ref(model) for model in session.models]
             return self._prepare(session, batch.args, batch.kwargs)
@@ -292,11 +300,10 @@ class Step:
             ):
                 try:
                     result = self.function(*args, **kwargs)
-                except RuntimeError as error:
-                    if any(model.sharded for model in session.models) and any(
-                        text in str(error) for text in MIXES_SHARES
-                    ):
-                        raise UsageError(READS_SHARES) from error
+                except (AssertionError, RuntimeError) as error:
+                    meaning = next((text for words, text in WITH_SHARES.items() if words in str(error)), None)
+                    if meaning is not None and any(model.sharded for model in session.models):
+                        raise UsageError(meaning) from error
                     raise
                 trained |= trains()
             result = map_tensors(result, settled, attributes=True)

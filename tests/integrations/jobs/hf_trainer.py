@@ -76,6 +76,19 @@ class Classes(Tokens):
         return {"input_ids": self.ids[index], "attention_mask": mask, "labels": self.ids[index][0] % 3}
 
 
+class Padded(Tokens):
+    """Sentences of 2 to 11 words, behind which there is padding."""
+
+    def __getitem__(self, index):
+        mask = (torch.arange(LENGTH) < 2 + index * 7 % 10).long()
+        ids = self.ids[index]
+        return {
+            "input_ids": ids * mask,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(mask == 0, -100),
+        }
+
+
 class Pairs(Tokens):
     def __getitem__(self, index):
         ids = self.ids[index].clamp(min=2)
@@ -168,6 +181,8 @@ def trainer_of(case, folder, known=None):
     }  # fmt: skip
     cls, arguments, model, kind, extra = Trainer, TrainingArguments, gpt2, Tokens, {}
     whole = case == "own loss"
+    if case == "padded":
+        kind = Padded
     if case == "classes":
         model, kind, extra = bert, Classes, {"compute_metrics": accuracy}
     elif case == "generation":
@@ -195,7 +210,13 @@ def trainer_of(case, folder, known=None):
 def result_of(case):
     folder = os.path.join(FOLDER, case.replace(" ", "_"))
     trainer = trainer_of(case, folder)
+    computed = []
+    if case == "padded":
+        trainer.model.transformer.wte.register_forward_pre_hook(
+            lambda m, args: computed.append(args[0].numel())
+        )
     trainer.train()
+    positions = sum(computed)
     if case == "a second one":
         trainer = trainer_of(case, folder, trainer.model)
         trainer.train()
@@ -209,7 +230,7 @@ def result_of(case):
         "evaluated": {key: evaluated[key] for key in ("eval_loss", "eval_accuracy") if key in evaluated},
         "predicted": [list(logits.shape), float(abs(logits).sum()), predicted.label_ids.tolist()],
         "written": sorted(os.listdir(folder)),
-    }
+    } | ({"positions": positions} if case == "padded" else {})
 
 
 print("RESULT", json.dumps({case: result_of(case) for case in CASES}))

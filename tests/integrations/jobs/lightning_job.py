@@ -256,6 +256,46 @@ def joined() -> Any:
     return {"losses": seen.losses, "metrics": numbers(made.callback_metrics)}
 
 
+class Sentences(lightning.LightningModule):
+    """Sentences of other lengths; the step returns something of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 20))
+        self.computed: list[int] = []
+        self.returned: list[Any] = []
+
+    def training_step(self, batch: Any, index: int) -> dict[str, Any]:
+        self.computed.append(batch["words"].numel())
+        scores = self.layers(batch["words"])
+        loss = cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
+        self.log("loss", loss)
+        return {"loss": loss, "words": batch["words"], "scores": scores.detach()[:, 0]}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+        assert torch.equal(outputs["words"], batch["words"])
+        self.returned.append(outputs["scores"].tolist())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 0.05)
+
+
+def padded() -> Any:
+    torch.manual_seed(0)
+    lengths = torch.tensor([9, 2, 3, 2, 8, 2, 4, 3])
+    mask = torch.arange(9) < lengths[:, None]
+    words = torch.randint(1, 20, (8, 9), generator=torch.Generator().manual_seed(1)) * mask
+    rows = [
+        {"words": row, "mask": one, "labels": row.masked_fill(~one, -100)}
+        for row, one in zip(words, mask, strict=True)
+    ]
+    module = Sentences()
+    made = trainer("padded", **strategy(trainer_tokens="mask"))
+    made.fit(module, DataLoader(rows, batch_size=4))
+    assert sum(module.computed) < 0.8 * 2 * words.numel() or not PARTITIONS, module.computed
+    return {"returned": module.returned, "metrics": numbers(made.callback_metrics)}
+
+
 class InOrder(Classifier):
     """Reads its share in the order of the rows; the Trainer's own sampler shuffles for training."""
 

@@ -330,6 +330,36 @@ def weights_laid_out_anew_in_evaluation() -> None:
     trains_beside(seeded(make), seeded(make))
 
 
+class Casting(nn.Module):
+    """Gates by a linear that it casts itself, as routers of Switch Transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate = self.gate.to(torch.float32)
+        return torch.tanh(self.linear(x)) * torch.sigmoid(self.gate(x))
+
+
+@check
+def weights_that_the_forward_pass_casts() -> None:
+    """All ranks know the type that their owner gives them, whether they were made before or after the split."""
+    for late in (False, True):
+        start(verify="gradients")
+        net, plain = (seeded(lambda: nn.Sequential(*(Casting() for _ in range(4)))) for _ in range(2))
+        if late:
+            with weft.delay_param_initialization(), pytest.MonkeyPatch.context() as patch:
+                patch.setattr("weft.torch.delayed_parameters.SMALL", 0)
+                net = nn.Sequential(*(Casting() for _ in range(4)))
+                net.load_state_dict(copy.deepcopy(plain.state_dict()))
+            assert net[0].gate.weight.is_meta
+        model, _ = trains_beside(net, plain)
+        state = model.state_dict()
+        assert state["0.gate.weight"].dtype == state["3.gate.weight"].dtype == torch.float32
+        torch.testing.assert_close(state, dict(plain.state_dict()))
+
+
 def values_of(tensor: Tensor) -> Tensor:
     return tensor.values() if isinstance(tensor, Whole8) else tensor
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from weft.errors import DivergenceError, PeerError, StallError
-from weft.session.step_check import StepCheck, advice_for
+from weft.session.step_check import CHANGES, StepCheck, advice_for
 from weft.transport.loopback import LoopbackChannel, connect
 
 
@@ -47,6 +47,8 @@ def test_advice_is_about_the_data_where_the_steps_are_the_same() -> None:
     assert "read the same batches" in advice_for(map(json.dumps, (step, other)))
     anew = {**other, "step": "train, traced anew for other shapes, types or values"}
     assert "read the same batches" in advice_for(map(json.dumps, (step, anew)))
+    changed = {**step, CHANGES: [1, "a.weight needs gradient, float32"]}
+    assert "cast them before that" in advice_for(map(json.dumps, (step, changed)))
 
 
 def test_a_first_rank_that_does_not_come_is_a_stall() -> None:

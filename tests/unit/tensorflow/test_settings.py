@@ -16,7 +16,7 @@ ONLY_PYTORCH: dict[str, Any] = {
     "offload_activations": True, "offload_optimizer": True, "offload_weights": True,
     "chunked_loss": "on", "tensor_parallel_degree": 2,
     "context_parallel_degree": 2, "inputs": "first",
-    "compile": True, "expert_parallel_degree": 2, "min_replicas": 1,
+    "compile": True, "expert_parallel_degree": 2, "min_replicas": 1, "trainer_tokens": "mask",
 }  # fmt: skip
 ONLY_WITH_THOSE = {
     "sharded_parameters_gathered",

@@ -116,6 +116,7 @@ class _Steps:
 
     def __init__(self, trainer: Any) -> None:
         from weft.torch import step
+        from weft.torch.session.current import session
 
         self.trainer = trainer
         self.concat = importlib.import_module("transformers.trainer_pt_utils").nested_concat
@@ -123,7 +124,10 @@ class _Steps:
         self.ratios: set[float] = set()
         self.shifted = bool(getattr(trainer, "_loss_shifts_labels", _is_causal(trainer)))
         train, predict = (MethodType(each, trainer) for each in (_train_microbatch, _predict_microbatch))
-        self._train = step(train, non_split_inputs=["items"], allow_uneven=True, weight=self._count)
+        tokens = session().settings.trainer_tokens or None
+        self._train = step(
+            train, non_split_inputs=["items"], allow_uneven=True, weight=self._count, tokens=tokens
+        )
         self._predict = step(
             predict, non_split_inputs=["items", "loss_only", "ignored"], allow_uneven=True, weight=self._count
         )

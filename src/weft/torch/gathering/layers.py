@@ -24,9 +24,9 @@ class Place(NamedTuple):
 def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     """The layers of the units on partition ``here``, and what else these units have.
 
-    Left out is a parameter that modules of two layers hold, one that code outside of its layer reads, one that a forward
-    pass writes (perhaps by ``weight.data``, which shows nowhere), one of which the step says whether it needs a gradient,
-    and all of a compiled module, whose code cannot be stood around.
+    Left out is a parameter that modules of two layers hold, one that code outside of its layer reads, one that a
+    forward pass writes or casts (perhaps by ``weight.data``, which shows nowhere), one of which the step says whether it
+    needs a gradient, and all of a compiled module, whose code cannot be stood around.
 
     Args:
         root: The model, whose units' calls are intercepted, unless it is only looked at.
@@ -39,7 +39,9 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     readers: dict[int, set[nn.Module]] = defaultdict(set)
     for parameter, reader in plan.read:
         readers[id(root.get_parameter(parameter))].add(modules[reader])
-    left = {id(root.get_parameter(name)) for name in (*plan.toggled, *plan.written, *plan.parameters)}
+    left = {
+        id(root.get_parameter(name)) for name in (*plan.toggled, *plan.written, *plan.parameters, *plan.cast)
+    }
 
     def place(name: str, module: nn.Module, inside: set[nn.Module], rest: bool) -> Place:
         held = Counter(id(p) for part in inside for p in part.parameters(recurse=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,9 @@ def is_below(name: str, module: str) -> bool:
 COSTS = ("parameters", "parameter_bytes", "activation_bytes", "forward_ms", "backward_ms")
 """The costs of a unit that a plan has."""
 
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""Those that a plan may cast parameters to."""
 
 EXPECTED = ("forward_s", "backward_s", "memory_bytes")
 """The expected work of a partition that a plan has."""
@@ -107,6 +110,7 @@ class Plan:
         sequences: Which modules compute on parts of sequences, as :class:`weft.torch.context_parallel.Sequences` writes
             it.
         experts: Which experts replicas share, as :class:`weft.torch.tensor_parallel.Splits` writes it.
+        cast: The dtypes of parameters that the forward pass casts, by name: as it leaves them.
     """
 
     units: tuple[PlannedUnit, ...]
@@ -128,6 +132,7 @@ class Plan:
     tensors: dict[str, Any] | None = None
     sequences: dict[str, Any] | None = None
     experts: dict[str, Any] | None = None
+    cast: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         rows = tuple(unit.to_record() for unit in self.units)
@@ -160,6 +165,8 @@ class Plan:
                 raise ValueError(f"its plan expects {shown(self.planned)} of {partitions} partitions")
         if type(self.microbatches) is not int or self.microbatches < 0:
             raise ValueError(f"its plan is for {shown(self.microbatches)} microbatches")
+        if not all(dtype in DTYPES for dtype in self.cast.values()):
+            raise ValueError(f"its plan casts parameters to {shown(sorted(map(str, self.cast.values())))}")
         if not all(type(unit.name) is str and type(unit.writes) is int for unit in self.units):
             raise ValueError("a unit of its plan has no name")
         for splits in (self.tensors, self.experts):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import DivergenceError
 from weft.launch.startup import first_difference
-from weft.session.step_check import advice_for
+from weft.session.step_check import CHANGES, advice_for
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 from weft.torch.tensors.mini_batch import MiniBatch, named_tensors
@@ -57,7 +57,7 @@ def describe_call(name: str, batch: MiniBatch, values: bool, changes: Sequence[s
             str(batch.groups).encode(), digest_size=6
         ).hexdigest()
     if changes:
-        content["the changes of the model"] = [len(changes), *changes[-3:]]
+        content[CHANGES] = [len(changes), *changes[-3:]]
     for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
         for path, tensor in named_tensors(value, argument):
             content[path] = describe_tensor(tensor)
@@ -88,7 +88,7 @@ def describe_inputs(name: str, batch: MiniBatch, changes: Sequence[str] = ()) ->
     for argument, value in [*zip(batch.names, batch.args, strict=True), *batch.kwargs.items()]:
         nodes = nodes_with_paths(value, argument, (list, tuple, Mapping))
         content |= {path: str(node) for path, node in nodes if isinstance(node, (bool, int, float, str))}
-    content["the changes of the model"] = [len(changes), *changes[-3:]]
+    content[CHANGES] = [len(changes), *changes[-3:]]
     return json.dumps(content)
 
 

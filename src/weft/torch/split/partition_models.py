@@ -377,7 +377,7 @@ def _plan(
     return Plan(
         tuple(units), parameters, _place_buffers(tree, traced, where, pieces), traced.numpy, attributes=attributes,
         toggled=tuple(sorted(traced.toggled)), read=tuple(read), written=tuple(sorted(traced.written_parameters)),
-        serial=_must_follow(traced, [unit.name for unit in units]),
+        serial=_must_follow(traced, [unit.name for unit in units]), cast=traced.cast,
     )  # fmt: skip
 
 

@@ -127,6 +127,7 @@ class Trace:
         toggled: Parameters of which the step says whether they need gradients.
         users: The modules whose own code uses a parameter or buffer, by its name; None stands for the step's code.
         hooks: Forward hooks that write what their module computes with, by the module's name; see ``calls.own_hooks``.
+        cast: The dtypes that the forward pass gave to parameters of another dtype, by name.
     """
 
     records: dict[str, Record]
@@ -145,6 +146,7 @@ class Trace:
     users: dict[str, set[str | None]] = field(default_factory=dict)
     readers: set[str] = field(default_factory=set)
     hooks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    cast: dict[str, str] = field(default_factory=dict)
 
 
 def has_other_parameters(module: nn.Module, own: Mapping[int, str]) -> bool:

@@ -162,7 +162,9 @@ def trace(
             rehearsed(tracer),
         ):
             if number == 0:
+                before = _dtypes(root)
                 attributes, hooks, written, replaced, numpy = _run_and_watch(tracer, run, compiled)
+                cast = {name: dtype for name, dtype in _dtypes(root).items() if dtype != before.get(name)}
                 kinds = kinds_of(tracer.everything)
             else:
                 start = tracer.now()
@@ -184,8 +186,12 @@ def trace(
     return Trace(
         {r.name: r for r in records}, leaking, tracer.whole, tracer.function_calls, written, replaced, attributes,
         tracer.operations, tracer.top, numpy, time.perf_counter() - started, tracer.written_parameters(),
-        tracer.toggled, tracer.users, tracer.readers, hooks,
+        tracer.toggled, tracer.users, tracer.readers, hooks, cast,
     )  # fmt: skip
+
+
+def _dtypes(root: nn.Module) -> dict[str, str]:
+    return {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in root.named_parameters()}
 
 
 def _set_times(tracer: Tracer, best: dict[Any, tuple[float, ...]]) -> None:

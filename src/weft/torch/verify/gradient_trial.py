@@ -37,9 +37,10 @@ class Passed:
 class GradientTrial(Trial):
     """Runs a step forward and back, and leaves nothing behind."""
 
-    def passed(self, batch: MiniBatch, piece: Piece) -> Passed:
-        """The losses and gradients of a piece of a batch."""
+    def passed(self, batch: MiniBatch, piece: Piece, part: float = 1.0) -> Passed:
+        """The losses and gradients of a piece, which is this part of what is compared."""
         self._sketches: dict[int, Tensor] = {}
+        self._part = part
         return Passed(self.run(batch, [piece]).losses, self._sketches)
 
     def differences(self, whole: Passed, parts: Sequence[Passed], weights: Sequence[float]) -> str:

@@ -37,6 +37,7 @@ from weft.torch.verify.whole_batch import Incomparable
 
 log = logging.getLogger("weft")
 
+LEAVE_OUT = "leave tokens= (of a trainer: trainer_tokens) out"
 WITHOUT_PROOF = 'To cut by tokens without that comparison, give weight=, too, and write "verify": "off"'
 
 
@@ -134,12 +135,12 @@ def prove(
         if value != 1 and getattr(settings, name) == value:
             raise UsageError(
                 f'{title} is cut by tokens, which does not go together with "{name}": {json.dumps(value)}: write '
-                "another value, or leave tokens= out of @weft.step"
+                f"another value, or {LEAVE_OUT}"
             )
     if session.first_inputs:
         raise UsageError(
             f"{title} is cut by tokens, for which each rank of a pipeline needs the mask, but only the first rank's "
-            'inputs count: give all the same batch ("inputs": "equal"), or leave tokens= out'
+            f'inputs count: give all the same batch ("inputs": "equal"), or {LEAVE_OUT}'
         )
     normalised = [
         name for model in models for name, part in model.module.named_modules() if isinstance(part, BatchNorm)
@@ -147,7 +148,7 @@ def prove(
     if normalised:
         raise UsageError(
             f"{title} is cut by tokens, but {normalised[0]} is a BatchNorm, whose statistics have padding in them: "
-            "leave tokens= out, or take a LayerNorm"
+            f"{LEAVE_OUT}, or take a LayerNorm"
         )
     if settings.verify == "off":
         if weight is None:
@@ -183,9 +184,10 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     if reason:
         return Verdict(warning=f"{title} is cut by rows, not by tokens, because {reason}")
     begin = f"{title} cannot be cut by tokens: "
-    remedy = ". Give the model the mask and the loss targets that leave padding out, or leave tokens= out"
+    remedy = f". Give the model the mask and the loss targets that leave padding out, or {LEAVE_OUT}"
     try:
-        runs += [losses.of(trial, batch, part) for part in parts]
+        given = _weights(trial.weight, batch, parts) if trial.weight else [1.0] * len(parts)
+        runs += [losses.of(trial, batch, piece, part) for piece, part in zip(parts, given, strict=True)]
         seen = [targets for targets, _ in runs]
         count = trial.weight or _count(trial.function, batch, (whole, *parts), seen)
         if count is None:
@@ -195,8 +197,7 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
                 "its longest row and in its shortest ones without) are no targets or tokens that weft finds in its "
                 "arguments. So say what a microbatch counts: @weft.step(tokens=..., weight=...)"
             )
-        numbers = [float(count(*args, **kwargs)) for args, kwargs in map(batch.take, parts)]
-        weights = [number / (sum(numbers) or 1.0) for number in numbers]
+        weights = _weights(count, batch, parts)
         fault = trial.differences(runs[0][1], [passed for _, passed in runs[1:]], weights)
     except Incomparable as found:
         dims = ", ".join(
@@ -211,6 +212,12 @@ def _judged(trial: GradientTrial, batch: MiniBatch, title: str) -> Verdict:
     counted = [asdict(one) for one in count.found] if isinstance(count, Count) else []
     sides = any(part.start > 0 for part in parts), any(part.stop < part.length for part in parts)
     return Verdict(count=counted, trimmed=batch.trimmed, sides=sides)
+
+
+def _weights(count: Callable[..., Any], batch: MiniBatch, pieces: Sequence[Group]) -> list[float]:
+    """Their shares of what is counted in all of them."""
+    numbers = [float(count(*args, **kwargs)) for args, kwargs in map(batch.take, pieces)]
+    return [number / (sum(numbers) or 1.0) for number in numbers]
 
 
 def _pieces(function: Callable[..., Any], batch: MiniBatch) -> tuple[Group, list[Group]]:
@@ -302,11 +309,13 @@ class Losses(TorchFunctionMode):
         super().__init__()
         self._found: list[Targets] = []
 
-    def of(self, trial: GradientTrial, batch: MiniBatch, piece: Group) -> tuple[list[Targets], Passed]:
-        """The targets of each loss in a piece of a batch; and its losses and gradients."""
+    def of(
+        self, trial: GradientTrial, batch: MiniBatch, piece: Group, part: float = 1.0
+    ) -> tuple[list[Targets], Passed]:
+        """The targets of each loss in a piece of a batch; and its losses and gradients, as `trial` has them."""
         self._found = []
         with self:
-            passed = trial.passed(batch, piece)
+            passed = trial.passed(batch, piece, part)
         return self._found, passed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

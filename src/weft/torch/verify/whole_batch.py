@@ -293,7 +293,7 @@ class Trial(Forward):
         self.dtypes = {
             p.dtype for model in models for p in model.module.parameters() if p.is_floating_point()
         }
-        self._scale = 1.0
+        self._scale = self._part = 1.0
         self._losses: list[float] = []
         self._leaves: list[Tensor] = []
         self._factors = torch.ones(0)
@@ -343,7 +343,7 @@ class Trial(Forward):
             self._rows = rows_of(piece)
             given, named = map_tensors((args, kwargs), hand_to_step)
             streams.seed(SEED)
-            with current_scale(share):
+            with current_scale(share * self._part):
                 self.function(*given, **named)
             if streams.has_drawn_since(SEED):
                 raise Incomparable("it draws random numbers")

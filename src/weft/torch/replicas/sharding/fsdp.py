@@ -3,10 +3,15 @@
 ``torch.distributed.fsdp.fully_shard`` does the work. With a degree below the number of replicas, each *sharding group*
 of that many replicas holds the model once, and gradients are averaged over the groups too (a mesh with two dims).
 Outside of a forward and backward pass a parameter is a ``DTensor``; what leaves weft (states, checkpoints) is whole and
-plain. Parameters without dimensions stay as they are. See ``docs/design/sharding.md``.
+plain. Parameters without dimensions, and those of another type than most of their layer, stay whole. See
+``docs/design/sharding.md``.
 """
 
 from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -18,21 +23,44 @@ from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 
+log = logging.getLogger("weft")
+
 
 def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[str]]:
     """Let this rank keep only its share of every parameter of ``module``; collective over the replicas.
 
     Returns:
-        What compares the order in which replicas use their layers; and the names of parameters without dimensions,
-        which FSDP2 does not take: they stay whole, and nobody averages their gradients by now.
+        What compares the order in which replicas use their layers; and the names of parameters that FSDP2 does not
+        take: they stay whole, and nobody averages their gradients by now.
     """
     mesh = _mesh(session)
-    scalars = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.dim()}
     names = {part: name for name, part in module.named_modules()}
     layers = {names[block]: block for block in blocks(module)}
+    whole: set[nn.Parameter] = set()
+    seen: set[nn.Parameter] = set()
     for block in (*layers.values(), module):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=set(scalars.values()))
-    return SharingOrder(session, module, layers), frozenset(scalars)
+        whole |= _not_taken(set(block.parameters()) - seen)
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+        seen |= set(block.parameters())  # others than before
+    unlike = [each for each in whole if each.dim()]
+    if session.rank == 0 and unlike:
+        log.info(
+            "%d parameters (%.0f MiB) stay whole on each replica: they have another type than most of their layer",
+            len(unlike), sum(each.nbytes for each in unlike) / 2**20,
+        )  # fmt: skip
+    named = module.named_parameters(remove_duplicate=False)
+    return SharingOrder(session, module, layers), frozenset(name for name, each in named if each in whole)
+
+
+def _not_taken(parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+    """Those of one layer's that FSDP2 does not take: without dimensions, no floating-point numbers, or of another type
+    than most of the layer, whose parameters travel as one piece."""
+    sizes = Counter[torch.dtype]()
+    for each in parameters:
+        if each.is_floating_point() and each.dim():
+            sizes[each.dtype] += each.nbytes
+    most = sizes.most_common(1)[0][0] if sizes else None
+    return {each for each in parameters if not each.dim() or each.dtype != most}
 
 
 def _mesh(session: Session) -> DeviceMesh:
