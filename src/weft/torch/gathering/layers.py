@@ -25,7 +25,7 @@ def places_of(root: nn.Module, plan: Any, here: int) -> Iterator[Place]:
     """The layers of the units on partition ``here``, and what else these units have.
 
     Left out is a parameter that modules of two layers hold, one that code outside of its layer reads, one that a
-    forward pass writes or casts (perhaps by ``weight.data``, which shows nowhere), one of which the step says whether it
+    forward pass writes or casts (perhaps by ``weight.data``, which shows nowhere), one of which the step says if it
     needs a gradient, and all of a compiled module, whose code cannot be stood around.
 
     Args:
