@@ -93,9 +93,7 @@ class HostWeights:
     def _put_away(self, weight: HostWeight) -> None:
         """Let the parameter be in host memory, with the values that it has, if it has any."""
         parts = [*plain_tensors_of(weight.parameter)]
-        if [(each.shape, each.dtype) for each in parts] != [
-            (home.shape, home.dtype) for home in weight.homes
-        ]:
+        if list(map(_kind, parts)) != list(map(_kind, weight.homes)):
             weight.homes = [tensor_in(self._memory.take(part.nbytes), part) for part in parts]
             weight.nowhere = weight.without_values()
         for part, home, nowhere in zip(parts, weight.homes, weight.nowhere, strict=True):
@@ -116,6 +114,8 @@ class HostWeights:
         """The step ends: parameters are in host memory, their gradients where they are."""
         self.by_layer.end()
         self._copied.clear()
+        if self._stream is not None:  # a script may write host memory now
+            self._stream.synchronize()
         for weight in self.by_layer.weights:
             weight.put(weight.homes)
 
@@ -127,7 +127,7 @@ class HostWeights:
         if self._before is not None:
             self._next[self._before] = layer
         self._before, following = key, self._next.get(key)
-        if following is not None and not following.here:
+        if following is not None and following is not layer and not following.here:
             self._copy_ahead(following)
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
@@ -245,6 +245,10 @@ def _with_shared_memory(root: nn.Module) -> set[int]:
         if end > latest:
             latest, of = end, which
     return left
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _move(parameter: nn.Parameter, device: torch.device) -> None:
