@@ -116,18 +116,18 @@ class Rounded(torch.autograd.Function):
 
 
 class RoundedBlock(models.Block):
-    """`view`: it keeps a view of its weight, in place of the weight."""
+    """Its backward pass begins with such a product. `view`: which keeps a view of the weight, and not the weight."""
 
     def __init__(self, view: bool) -> None:
         super().__init__(WIDTH, 13, torch.tanh)
-        whole = (self.up.weight.detach() * 100).round().to(torch.int8)
-        self.up.weight = nn.Parameter(whole, requires_grad=False)
+        whole = (self.down.weight.detach() * 100).round().to(torch.int8)
+        self.down.weight = nn.Parameter(whole, requires_grad=False)
         self.view = view
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.up.weight
-        y = Rounded.apply(self.norm(x), weight.view(13, WIDTH) if self.view else weight, 0.01)
-        return x + self.down(torch.tanh(y + self.up.bias))
+        weight = self.down.weight
+        y = torch.tanh(self.up(self.norm(x)))
+        return x + Rounded.apply(y, weight.view(WIDTH, 13) if self.view else weight, 0.01) + self.down.bias
 
 
 @CHECKS.check

@@ -70,6 +70,36 @@ def test_what_waits_in_host_memory_is_counted_there(tmp_path: Path) -> None:
     assert offloaded[0]["host"] > 0
 
 
+LAYERS = """
+import torch
+import weft.torch as weft
+weft.init(partitions=2, microbatches=2)
+with weft.delay_param_initialization():
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(16))).requires_grad_(False)
+    model = weft.DistributedModel(torch.nn.Sequential(*net, torch.nn.Linear(512, 2)))
+
+@weft.step
+def step(model, x):
+    loss = model(x).square().mean()
+    model.backward(loss)
+    return loss
+
+for _ in range(2):
+    step(model, torch.randn(4, 512))
+"""
+
+
+def test_layers_that_wait_in_host_memory_are_counted_there(tmp_path: Path) -> None:
+    script, layer = tmp_path / "layers.py", 2**20
+    script.write_text(LAYERS)
+    asked = ["-n", "2", "--device", "T4", str(script)]
+    whole = answered(asked, tmp_path)["parts"]
+    away = answered(["--set", "offload_weights=true", *asked], tmp_path)["parts"]
+    assert sum(part["host"] for part in away) == 16 * layer
+    for one, other in zip(whole, away, strict=True):
+        assert one["weights"] - other["weights"] == one["may_wait"] == other["host"] - 4 * layer
+
+
 EXPERTS = """
 import torch
 from tests.parity.expert_parallel import ToAll

@@ -11,7 +11,7 @@ from weft.graph.sizes import Sizes
 from weft.machines.cluster import parse_cluster
 from weft.plan.parallelism.answer import Asked, answer
 from weft.plan.parallelism.job import Division, Job
-from weft.plan.parallelism.memory import memory_of, usable_bytes
+from weft.plan.parallelism.memory import LAYERS_HERE, memory_of, usable_bytes
 from weft.plan.parallelism.step import step_of
 
 LLAMA = {
@@ -69,6 +69,18 @@ def test_states_in_host_memory_leave_the_device_and_cost_a_transfer():
     away = replace(job, offload_optimizer=True)
     assert memory_of(away, ONE).states == 0 < memory_of(job, ONE).states
     assert step_of(away, ONE, there).optimizer > 10 * step_of(job, ONE, there).optimizer
+
+
+def test_weights_in_host_memory_leave_all_but_a_few_layers_of_it():
+    there = machines("A100-80")
+    for lora in (0, 8):
+        job = Job(SMALL, 64, lora=lora)
+        away = replace(job, offload_weights=True)
+        here = SMALL.layer_parameters * job.linear_bytes * (SMALL.layers - LAYERS_HERE)
+        assert memory_of(job, ONE).parameters - memory_of(away, ONE).parameters == pytest.approx(
+            here, rel=1e-6
+        )
+        assert step_of(away, ONE, there).seconds >= step_of(job, ONE, there).seconds
 
 
 def test_replicas_exchange_the_gradients_of_adapters_only():

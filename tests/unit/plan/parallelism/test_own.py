@@ -82,10 +82,16 @@ def test_single_changes_with_which_it_fits_come_where_nothing_does():
     found = answer(Asked(LARGE, MACHINES))
     assert not found.search.best
     changes = [what for what, _ in found.changes]
-    settings = ["--optimizer adam8bit", "--offload optimizer", "--gradient-bits 16", "--lora 16"]
-    assert changes[:4] == settings, "settings before machines, the fastest first"
-    assert changes[4:6] == ["B200 in place of H100", "H200 in place of H100"]
-    assert changes[6:] == ["--lora 16 --quantized 4, which weft does not run today"]
+    settings = [
+        "--optimizer adam8bit",
+        "--offload weights",
+        "--offload optimizer",
+        "--gradient-bits 16",
+        "--lora 16",
+    ]
+    assert changes[:5] == settings, "settings before machines, the fastest first"
+    assert changes[5:7] == ["B200 in place of H100", "H200 in place of H100"]
+    assert changes[7:] == ["--lora 16 --quantized 4, which weft does not run today"]
     assert answer(Asked(JOB, MACHINES)).changes == []
 
 
