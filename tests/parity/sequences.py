@@ -81,6 +81,20 @@ class Words(nn.Module):
         return self.head(self.norm(x))
 
 
+class Scaled(Words):
+    """Code between layers uses weights: a scale, and the table of words for the scores."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) * self.scale
+        for layer in self.layers:
+            x = layer(x) + self.scale
+        return self.norm(x) @ self.words.weight.t()
+
+
 def words_of(number: int, length: int = 8) -> Tensor:
     return torch.randint(0, WORDS, (8, length), generator=torch.Generator().manual_seed(number))
 
@@ -121,6 +135,11 @@ def steps_give_the_weights_and_states_of_one_process() -> None:
                 4 * 5 + 2 if split else 0
             )  # qkv, out, inner and its bias, outer; words, places
         assert job.regions()
+
+
+@CHECKS.check
+def code_between_layers_may_use_weights() -> None:
+    Job(net=Scaled, verify="gradients").trains_as_one_process()
 
 
 @CHECKS.check
