@@ -23,7 +23,6 @@ from weft.torch.execution.thread_settings import (
     in_microbatch,
     share,
 )
-from weft.torch.gathering.host_weights import HostWeights
 from weft.torch.keras_layers import is_of_keras
 from weft.torch.placed import changes
 from weft.torch.placed.apply import apply, cut_over_sequences, cut_weights
@@ -33,7 +32,6 @@ from weft.torch.pytorch.private import ASKED_BY_DDP, has_backward_hooks
 from weft.torch.replicas.comm_hook import HookQueue
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.reducer import Reducer, ReducerOptions
-from weft.torch.replicas.sharding.between_steps import SharedParameters
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import join_steps, make_reducer, synchronise
 from weft.torch.session import current
@@ -46,7 +44,9 @@ from weft.torch.wrappable import check_wrappable
 
 if TYPE_CHECKING:
     from weft.torch.context_parallel.weights import ContextGroup
+    from weft.torch.gathering.host_weights import HostWeights
     from weft.torch.replicas.experts.apply import SharedExperts
+    from weft.torch.replicas.sharding.between_steps import SharedParameters
 
 
 def _on(device: torch.device, tensor: Tensor) -> Tensor:
@@ -375,6 +375,8 @@ class DistributedModel(nn.Module):
         degree = session.settings.sharded_data_parallel_degree
         if degree == 1 or self.sharded or self.shared is not None:
             return
+        from weft.torch.replicas.sharding.between_steps import SharedParameters  # here: few jobs need it
+
         with session.doing("sharing the parameters"):
             self.shared = SharedParameters(session, self)
             self.shared.share()
@@ -387,6 +389,8 @@ class DistributedModel(nn.Module):
         """Let this rank's weights wait in host memory, if its settings say so."""
         session = current.session()
         if session.settings.offload_weights and self.host_weights is None:
+            from weft.torch.gathering.host_weights import HostWeights  # here: few jobs need it
+
             self.host_weights = HostWeights(self.module, self.plan, session.position("pp"), session.device)
 
     def _watch_gradients(self) -> None:
