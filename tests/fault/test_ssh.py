@@ -148,7 +148,7 @@ def test_who_is_gone(config: Path, tmp_path: Path, what: str):
         assert done.returncode == -signal.SIGKILL
         return
     assert done.returncode == 1
-    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: rank"))
+    first = next(line for line in done.stderr.splitlines() if line.startswith("weft: "))
     if what in ("agent", "cut"):
         assert first.startswith("weft: 127.0.0.2 (rank 1) is gone: ")
     else:
