@@ -119,7 +119,7 @@ class Source(Protocol[W]):
     setting: str
 
     def gather(self, layer: Layer[W]) -> Iterable[Sequence[Tensor]]:
-        """What each of the layer's weights is made of, on the device."""
+        """The tensors that each of the layer's weights is made of, on the device."""
         ...
 
     def give_back(self, layer: Layer[W]) -> None:
