@@ -101,9 +101,7 @@ def step_of(job: Job, division: Division, machines: Machines, times: StepTimes |
     computed = microbatches * busiest.total
     whole = exchanged_s(job, division, machines, microbatches, numbers, trained)
     exposed = _exposed(whole, computed, division, machines)
-    if (
-        job.offload_weights
-    ):  # those of the layers come for each pass, beside the computing of the layers before
+    if job.offload_weights:  # a layer's come for each pass, while the layer before computes
         copied = 2 * microbatches * job.sizes.layer_parameters / division.tensor * job.linear_bytes * layers
         exposed += max(0.0, copied / HOST_LINK - computed)
     return Step(

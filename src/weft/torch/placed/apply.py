@@ -135,9 +135,8 @@ def apply(root: nn.Module, plan: Plan, session: Session) -> None:
     else:
         _arrive(root, owners, session)
     for name, parameter in root.named_parameters():
-        if (
-            name in plan.cast
-        ):  # its owner's forward pass will find it so; the other ranks would not hear of it
+        # the owner's forward pass would cast it, and the other ranks would not hear of that
+        if name in plan.cast:
             parameter.data = parameter.data.to(getattr(torch, plan.cast[name]))
         parameter._weft_owner = owners[name]  # type: ignore[attr-defined]
         if owners[name] != pipeline.rank:

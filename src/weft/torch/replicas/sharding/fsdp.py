@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -39,7 +39,7 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
     whole: set[nn.Parameter] = set()
     seen: set[nn.Parameter] = set()
     for block in (*layers.values(), module):
-        whole |= _not_taken(set(block.parameters()) - seen)
+        whole |= _not_taken([each for each in block.parameters() if each not in seen])
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
         seen |= set(block.parameters())  # others than before
     unlike = [each for each in whole if each.dim()]
@@ -52,9 +52,10 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
     return SharingOrder(session, module, layers), frozenset(name for name, each in named if each in whole)
 
 
-def _not_taken(parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+def _not_taken(parameters: Sequence[nn.Parameter]) -> set[nn.Parameter]:
     """Those of one layer's that FSDP2 does not take: without dimensions, no floating-point numbers, or of another type
-    than most of the layer, whose parameters travel as one piece."""
+    than most of the layer, whose parameters travel as one piece. Of two types of one size the first counts, on every
+    rank alike."""
     sizes = Counter[torch.dtype]()
     for each in parameters:
         if each.is_floating_point() and each.dim():
