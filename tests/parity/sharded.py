@@ -173,6 +173,35 @@ def layers_of_several_types() -> None:
     }
 
 
+class Even(nn.Module):
+    """Two types of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.long = nn.Linear(WIDTH, WIDTH, False).double(), nn.Linear(WIDTH, 2 * WIDTH, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.wide(x.double()).float() + self.long(x)[..., :WIDTH]
+
+
+@CHECKS.check
+def layers_of_two_types_of_one_size() -> None:
+    """All replicas share those of the type that comes first."""
+    start(partitions=1, sharded_data_parallel_degree=2)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Even() for _ in range(4)))
+    alone = copy.deepcopy(net)
+    job = training.Job(
+        net,
+        training.next_rows,
+        batch_of=lambda n: torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(n)),
+        alone=alone,
+    )
+    job.trains_as_one_process()
+    shared = {n.removeprefix("module.") for n, p in job.model.named_parameters() if is_sharded(p)}
+    assert shared == {n for n, _ in alone.named_parameters() if "wide" in n}
+
+
 class Casting(models.Block):
     def forward(self, x: Tensor) -> Tensor:
         self.down = self.down.to(torch.float64)
