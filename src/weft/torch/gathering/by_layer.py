@@ -138,7 +138,7 @@ class Layer(Generic[W]):
         self.by_layer, self.number, self.name, self.rest, self.weights = by_layer, number, name, rest, weights
         self.setting = by_layer.source.setting
         self.uses = 0
-        """How many calls of it run."""
+        """The number of its calls that run."""
         self.here = False
 
     def come(self) -> bool:
