@@ -47,14 +47,25 @@ def _unseen() -> Iterator[None]:
         running_here.glue = before
 
 
+@contextmanager
+def _operation() -> Iterator[None]:
+    """As :func:`_unseen`, for an operation of the program outside of units: it stays there."""
+    before, running_here.operates = getattr(running_here, "operates", False), _between_units()
+    try:
+        with _unseen():
+            yield
+    finally:
+        running_here.operates = before
+
+
 def _inside_unit() -> bool:
     """True if a unit runs on this thread, in a step."""
-    return getattr(running_here, "steps", 0) > 0 and running_here.glue is None
+    return getattr(running_here, "steps", 0) > 0 and not _between_units()
 
 
 def _between_units() -> bool:
     """True if a microbatch's program runs on this thread, outside of units."""
-    return running() is not None
+    return running() is not None or getattr(running_here, "operates", False)
 
 
 ask(_inside_unit, _between_units)
@@ -256,7 +267,7 @@ class Glue(TorchFunctionMode):
             return result if target is None else target
 
         def run(local: Any) -> Any:
-            with _unseen():  # rules of sharded tensors use autograd functions
+            with _operation():  # rules of sharded tensors use autograd functions
                 result = func(*local[0], **local[1])
             return result if target is None else None
 
