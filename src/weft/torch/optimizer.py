@@ -18,14 +18,9 @@ from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
 from weft.torch.offload.states import OffloadedStates
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
+from weft.torch.replicas.optimizer_trials import looks_at_several, updates_parts_alike, updates_weights_alone
 from weft.torch.replicas.reducer import without_gradients
-from weft.torch.replicas.sharded_optimizer import (
-    Shares,
-    by_parameter,
-    tensors_and_plain,
-    updates_parts_alike,
-    updates_weights_alone,
-)
+from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
 from weft.torch.session.session import Session
@@ -60,6 +55,8 @@ class DistributedOptimizer(Optimizer):
 
     It is one itself for learning-rate schedulers; a scheduler made for the wrapped optimizer works too, because both
     share their parameter groups. Parameters of other ranks never have a gradient, so steps leave them alone.
+    An optimizer that looks at several weights at once (Prodigy, LBFGS) is a UsageError at its first step if ranks have
+    different ones.
     """
 
     takes_whole = True
@@ -72,9 +69,7 @@ class DistributedOptimizer(Optimizer):
             )
         sharded = [model for model in current.session().models if model.sharded]
         known = {id(parameter) for model in sharded for _, parameter in model.reduced_parameters()}
-        if sharded and not all(
-            is_sharded(p) or id(p) in known for group in optimizer.param_groups for p in group["params"]
-        ):
+        if sharded and not all(is_sharded(p) or id(p) in known for p in _parameters(optimizer)):
             raise UsageError(
                 "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
                 "model = DistributedModel(...)"
@@ -163,7 +158,7 @@ class DistributedOptimizer(Optimizer):
 
     def weights(self) -> list[Tensor]:
         """The model's parameters by their numbers in the optimizer."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        return _parameters(self.optimizer)
 
     @property
     def whole_updates(self) -> WholeUpdates | None:
@@ -497,6 +492,31 @@ def _refuse_norms(optimizer: Optimizer) -> None:
     )
 
 
+def _refuse_several(optimizer: Optimizer, session: Session) -> None:
+    """Refuse an optimizer that would take some weights for all of them."""
+    wrapped: DistributedOptimizer | None = getattr(optimizer, WRAPPED, None)
+    weights = _parameters(optimizer) if wrapped is None else [weight for weight, _ in wrapped.stepped_on()]
+    weights = [weight for weight in weights if weight.requires_grad]
+    remedy = None
+    if len({weight._weft_owner for weight in weights}) > 1:  # type: ignore[attr-defined]
+        remedy = '"partitions": 1'
+    elif wrapped is not None and wrapped.shares is not None and len(weights) > 1:
+        remedy = '"shard_optimizer_state": false'
+    elif any(id(weight) in model.expert_ids for model in session.models for weight in weights):
+        remedy = '"expert_parallel_degree": 1'
+    if remedy is not None and looks_at_several(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__} looks at several weights at once, by a norm of all of them, say, and each "
+            "rank would see its own alone: take an optimizer that updates each weight for itself (AdamW, say), or "
+            f"write {remedy}"
+        )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer, as it has them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
     """True if the steps so far have computed no gradients for these parameters, as the first rank sees it."""
     if session.rank or not session.steps or session.went_backward:
@@ -528,7 +548,7 @@ def bring_weights_for_steps() -> None:
     def updated(optimizer: Optimizer) -> list[Tensor]:
         if isinstance(optimizer, DistributedOptimizer):
             return []
-        return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return [p for p in _parameters(optimizer) if p.grad is not None]
 
     def bring(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for each in _host_weights(current.session()) if current.is_initialized() else ():
@@ -552,7 +572,7 @@ def warn_of_plain_optimizers() -> None:
         if not current.is_initialized():
             return
         session = current.session()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = _parameters(optimizer)
         if session.in_step:
             own = {id(parameter) for model in session.models for parameter in model.parameters()}
             if any(id(parameter) in own for parameter in parameters):
@@ -561,6 +581,8 @@ def warn_of_plain_optimizers() -> None:
             _is_part(parameter) and parameter.grad is not None for parameter in parameters
         ):
             _refuse_norms(optimizer)
+        if not isinstance(optimizer, DistributedOptimizer):
+            _refuse_several(optimizer, session)
         if optimizer not in idle and _trains_nothing(session, parameters):
             idle.add(optimizer)
             warn(
@@ -571,7 +593,7 @@ def warn_of_plain_optimizers() -> None:
             return
         if isinstance(optimizer, DistributedOptimizer):
             return
-        if any(parameter._weft_owner is not None for parameter in parameters):
+        if any(parameter._weft_owner is not None for parameter in parameters):  # type: ignore[attr-defined]
             if session.settings.rebalance:
                 raise UsageError(
                     f"rebalance moves parameters to other ranks, but this {type(optimizer).__name__} is not wrapped, "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import weft.torch as weft
 from tests import models
 from tests.training import step_of
+from weft.errors import UsageError
 
 from ..compare import Record, copies, gradients, train_alone
 from ..split import train_split
@@ -45,6 +46,39 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     """One step without a backward pass."""
     with torch.no_grad():
         return model(x)
+
+
+class ByAllGradients(torch.optim.SGD):
+    """Divides by the norm of the gradients of all weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        for grad in grads:
+            grad /= norm
+        super().step()
+
+
+@check
+def optimizers_that_look_at_all_weights_need_them_on_one_rank() -> None:
+    net = seeded(models.Chain)
+    start()
+    model = weft.DistributedModel(net)
+    optimizers = [weft.DistributedOptimizer(ByAllGradients(net.parameters(), 0.1))]
+    optimizers.append(ByAllGradients(net.parameters(), 0.1))
+    for _ in range(2):
+        train_step(model, vectors(steps=1)[0])
+        before = model.state_dict()
+        for optimizer in optimizers:
+            with pytest.raises(UsageError, match='ByAllGradients looks at several weights .*"partitions": 1'):
+                optimizer.step()
+        after = model.state_dict()
+        assert all(torch.equal(before[name], value) for name, value in after.items())
+    for weight in net.parameters():
+        weight.requires_grad_(weight._weft_owner == 0)
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 @check

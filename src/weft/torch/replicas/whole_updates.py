@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from weft.torch.offload.partial_steps import gradients_apart, in_calls
-from weft.torch.replicas.sharded_optimizer import updates_parts_alike, updates_weights_alone
+from weft.torch.replicas.optimizer_trials import updates_parts_alike, updates_weights_alone
 from weft.torch.tensor_parallel import Cut, cuts_of
 from weft.torch.tensor_parallel.cuts import Holders, cut_by, joined
 

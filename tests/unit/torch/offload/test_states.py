@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from weft.errors import UsageError
-from weft.torch.calls.placeholders import placeholder
 from weft.torch.offload import states as module
 from weft.torch.offload.states import OffloadedStates
-from weft.torch.replicas.sharded_optimizer import updates_parts_alike, updates_weights_alone
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -146,15 +144,6 @@ def test_an_optimizer_that_counts_steps_in_its_groups_counts_each_once(late: boo
     assert other.param_groups[0]["step"] == 3
 
 
-def test_those_that_look_at_all_gradients_are_found_by_trying():
-    weights = [nn.Parameter(torch.zeros(4, 4))]
-    assert updates_weights_alone(Counting(weights)) and updates_weights_alone(
-        torch.optim.Muon(weights, lr=0.1)
-    )
-    assert not updates_weights_alone(ByNorm(weights))
-    assert not updates_weights_alone(torch.optim.LBFGS(weights))
-
-
 def test_the_setting_refuses_them_and_says_so(init: Callable[..., None]):
     init(offload={"optimizer": True}, verify="off")
     model = weft.DistributedModel(net()[0])
@@ -210,11 +199,3 @@ def test_a_loaded_state_of_other_layout_is_taken():
     optimizer.state[weight]["momentum_buffer"] = turned.clone(memory_format=torch.preserve_format)
     offloaded.step()
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], 0.9 * turned + 1)
-
-
-def test_optimizers_are_tried_where_their_first_parameter_is_another_ranks():
-    """A placeholder computes nothing here; both trials ask for its type alone."""
-    weights = [nn.Parameter(torch.zeros(4, 4)) for _ in range(2)]
-    placeholder(weights[0], 1, "first.weight")
-    assert updates_weights_alone(Counting(weights)) and updates_parts_alike(Counting(weights))
-    assert not updates_weights_alone(ByNorm(weights)) and not updates_parts_alike(ByNorm(weights))

@@ -1,0 +1,236 @@
+"""Trials of optimizers on small weights: does an update look at one number, a whole weight, or several weights?
+
+Where ranks have parts of a weight, or some of the weights, an optimizer sees these alone. One that updates each number
+for itself computes the same as in one process (SGD, Adam). One that looks at a whole weight (LAMB, Muon, Adafactor) is
+given whole ones, see ``whole_updates``. One that looks at several weights at once (LBFGS, D-Adaptation, Prodigy, a
+clipping by the norm of all gradients) needs all of them on one rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from weft.torch.tensors.marks import WRAPPED
+from weft.torch.tensors.pytree import CONSTANTS
+
+log = logging.getLogger("weft")
+
+OF_WHOLE_WEIGHTS = re.compile("adafactor|lamb|lars|muon|novograd|shampoo|soap|lbfgs", re.IGNORECASE)
+"""Names of optimizers whose update of a number depends on the whole weight: a norm, rows and columns, a root."""
+SIDE = 8
+SCALES = (1.0, 0.03, 20.0, 0.3, 5.0, 0.01, 1.0, 2.0, 50.0, 0.1, 1.0, 0.5)
+"""The sizes of the gradients of a trial's steps, so many that warm-ups of ten steps end. They differ, so that bounds
+are met, and that what divides by a norm does not only scale all that came before."""
+PRECISION = 1e-7
+"""In double precision trials that compute the same differ by less, relative to the largest update."""
+LARGE = 1 << 20
+"""Tensors that an optimizer keeps outside of its states are left out of trials if they have more elements."""
+
+_alike: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[Optimizer, bool | None] = WeakKeyDictionary()
+
+
+class _RandomNumbers(Exception):
+    """The optimizer draws random numbers, so that two trials differ anyway."""
+
+
+def updates_parts_alike(optimizer: Optimizer) -> bool:
+    """True if each rank may give the optimizer a part of a weight.
+
+    PyTorch's own are known by their names. Others, whose names say nothing, are tried on a small weight, whole and in
+    halves, with the optimizer's own settings. One that cannot be tried is taken to be right, with a warning.
+    """
+    if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
+        return False
+    if _is_of_torch(optimizer):
+        return True
+    if optimizer not in _alike:
+        _alike[optimizer] = True  # also while it is tried, which is a step
+        try:
+            _alike[optimizer] = _tried(_halves_are_alike, optimizer)
+        except Exception as error:
+            log.warning(
+                "%s is not one of PyTorch's, and cannot be tried on a part of a weight (%r): if its update of a number "
+                "depends on other numbers of the weight, by a norm, say, it is wrong where ranks have parts",
+                type(optimizer).__name__, error,
+            )  # fmt: skip
+    return _alike[optimizer]
+
+
+def updates_weights_alone(optimizer: Optimizer) -> bool:
+    """True if the optimizer computes the same where some weights are updated after the others.
+
+    PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself. One that cannot
+    be tried is taken not to.
+    """
+    return _tried_alone(optimizer) is True
+
+
+def looks_at_several(optimizer: Optimizer) -> bool:
+    """True if a trial has shown that the update of a weight depends on others; see :func:`updates_weights_alone`.
+
+    One that cannot be tried is taken not to, with a warning.
+    """
+    return _tried_alone(optimizer) is False
+
+
+def _tried_alone(optimizer: Optimizer) -> bool | None:
+    """True if the optimizer updates each weight for itself; None if it cannot be tried."""
+    if _is_of_torch(optimizer):
+        return not isinstance(optimizer, torch.optim.LBFGS)
+    if optimizer not in _alone:
+        _alone[optimizer] = None  # also while it is tried, which is a step
+        try:
+            _alone[optimizer] = _tried(_weights_are_alone, optimizer)
+        except Exception as error:
+            log.warning(
+                "%s cannot be tried on single weights (%r): if its update of a weight depends on other weights, by a "
+                "norm of all gradients, say, it is wrong where ranks have some of them",
+                type(optimizer).__name__, error,
+            )  # fmt: skip
+    return _alone[optimizer]
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    """True if it is one of PyTorch's own."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+def _tried(trial: Callable[[Optimizer, torch.dtype], bool], optimizer: Optimizer) -> bool:
+    """The result of a trial in double precision, or in the type of the parameters if that is an error."""
+    try:
+        return trial(optimizer, torch.float64)
+    except Exception as error:
+        own = optimizer.param_groups[0]["params"][0].dtype
+        if own == torch.float64 or isinstance(error, _RandomNumbers):
+            raise
+        return trial(optimizer, own)
+
+
+def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype) -> bool:
+    """True if some steps on a matrix, and on its halves along both dims, give the same numbers."""
+    start, *gradients = _drawn(optimizer, dtype)
+    whole = _updated(optimizer, [start], [[each] for each in gradients])
+    for dim in (0, 1):
+        starts, expected = start.chunk(2, dim), whole.weights[0].chunk(2, dim)
+        for half in range(2):
+            own = [[each.chunk(2, dim)[half].contiguous()] for each in gradients]
+            found = _updated(optimizer, [starts[half].contiguous()], own)
+            if not _is_same(found.weights[0], expected[half], starts[half], 1e-3, 1e-6):
+                return False
+            if not _are_same(found.settings, whole.settings):
+                return False
+    return True
+
+
+def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype) -> bool:
+    """True if some steps on two matrices at once, and on each by itself, give the same numbers."""
+    first, *gradients = _drawn(optimizer, dtype)
+    starts = [first, 3 * first.t().contiguous()]
+    both = [
+        [each, 3 * other.t().contiguous()] for each, other in zip(gradients, gradients[::-1], strict=True)
+    ]
+    at_once = _updated(optimizer, starts, both)
+    if not all(map(torch.equal, at_once.weights, _updated(optimizer, starts, both, seed=1).weights)):
+        raise _RandomNumbers("it draws random numbers")
+    for number, start in enumerate(starts):
+        found = _updated(optimizer, [start], [[each[number]] for each in both])
+        if not _is_same(found.weights[0], at_once.weights[number], start, 1e-5, 1e-7):
+            return False
+        if not _are_same(found.settings, at_once.settings):
+            return False
+    return True
+
+
+def _is_same(found: Tensor, expected: Tensor, start: Tensor, rtol: float, atol: float) -> bool:
+    """True if both trials have computed the same; the tolerances are for types of fewer bits than double precision."""
+    if found.dtype != torch.float64:
+        return torch.allclose(found, expected, rtol, atol)
+    moved = float((expected - start).abs().max())
+    return float((found - expected).abs().max()) <= PRECISION * moved
+
+
+def _are_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """True if two trials have left the same numbers among an optimizer's settings.
+
+    D-Adaptation and Prodigy keep there what they sum over all weights. It changes the weights after many steps only.
+    """
+    pairs = [(_number(found.get(name)), _number(value)) for name, value in expected.items()]
+    return all(a is None or b is None or math.isclose(a, b, rel_tol=PRECISION) for a, b in pairs)
+
+
+def _number(value: Any) -> float | None:
+    """The value, if it is a number."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _drawn(optimizer: Optimizer, dtype: torch.dtype) -> list[Tensor]:
+    """A small matrix and gradients of it that mostly point the same way, on the device of the optimizer's parameters.
+
+    The first parameter may be another rank's, or a share: only what it says of itself is asked.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    device = next((p.device for p in parameters if p.device.type != "meta"), torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    return [
+        (scale * (1 + torch.randn(SIDE, SIDE, generator=random, dtype=torch.float64))).to(device, dtype)
+        for scale in (1.0, *SCALES)
+    ]
+
+
+class _Outcome(NamedTuple):
+    """The results of a trial: the weights, and the settings of their group."""
+
+    weights: list[Tensor]
+    settings: dict[str, Any]
+
+
+def _updated(
+    optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]], seed: int = 0
+) -> _Outcome:
+    """The outcome of steps of an optimizer like this one, which stays as it is."""
+    other: Any = copy.copy(optimizer)
+    kept = {id(p): p for group in optimizer.param_groups for p in group["params"]} | {id(optimizer): other}
+    for name, value in vars(optimizer).items():
+        if name.endswith("hooks"):
+            setattr(other, name, OrderedDict())
+        elif name not in ("param_groups", "state", WRAPPED):
+            _give(other, name, value, kept)
+    weights = [torch.nn.Parameter(start.clone()) for start in starts]
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    other.param_groups = [{**copy.deepcopy(settings), "params": weights}]
+    of_all = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
+    other.state = defaultdict(dict, copy.deepcopy(of_all))
+    with torch.random.fork_rng(devices=[starts[0].device] if starts[0].is_cuda else []):
+        (torch.cuda.manual_seed if starts[0].is_cuda else torch.default_generator.manual_seed)(seed)
+        for step in gradients:
+            for weight, gradient in zip(weights, step, strict=True):
+                weight.grad = gradient.clone()
+            type(optimizer).step(other)  # schedulers set a step of their own on an optimizer
+    return _Outcome([weight.detach() for weight in weights], other.param_groups[0])
+
+
+def _give(other: Any, name: str, value: Any, kept: dict[int, Any]) -> None:
+    """Give an attribute to a trial's optimizer, a copy of it where its step might change it."""
+    if isinstance(value, (*CONSTANTS, torch.dtype)) or callable(value):
+        vars(other)[name] = value
+    elif isinstance(value, dict):
+        vars(other)[name] = dict(value)
+    elif not (isinstance(value, Tensor) and value.numel() > LARGE):
+        try:
+            vars(other)[name] = copy.deepcopy(value, dict(kept))
+        except Exception as error:  # its step fails if it needs it
+            log.debug("%s of the optimizer cannot be copied for a trial: %r", name, error)
