@@ -107,20 +107,21 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
-def _tried(trial: Callable[[Optimizer, torch.dtype], bool], optimizer: Optimizer) -> bool:
+def _tried(trial: Callable[[Optimizer, torch.dtype, bool], bool], optimizer: Optimizer) -> bool:
     """The result of a trial in double precision, or in the type of the parameters if that is an error."""
-    try:
-        return trial(optimizer, torch.float64)
-    except Exception as error:
-        own = optimizer.param_groups[0]["params"][0].dtype
-        if own == torch.float64 or isinstance(error, _RandomNumbers):
-            raise
-        return trial(optimizer, own)
+    own = optimizer.param_groups[0]["params"][0].dtype
+    for dtype in (torch.float64, own):
+        try:
+            return all(trial(optimizer, dtype, one_way) for one_way in (False, True))
+        except Exception as error:
+            if dtype == own or isinstance(error, _RandomNumbers):
+                raise
+    raise AssertionError("the last trial returns or raises")
 
 
-def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype) -> bool:
+def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
     """True if some steps on a matrix, and on its halves along both dims, give the same numbers."""
-    start, *gradients = _drawn(optimizer, dtype)
+    start, *gradients = _drawn(optimizer, dtype, one_way)
     whole = _updated(optimizer, [start], [[each] for each in gradients])
     for dim in (0, 1):
         starts, expected = start.chunk(2, dim), whole.weights[0].chunk(2, dim)
@@ -134,9 +135,9 @@ def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype) -> bool:
     return True
 
 
-def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype) -> bool:
+def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
     """True if some steps on two matrices at once, and on each by itself, give the same numbers."""
-    first, *gradients = _drawn(optimizer, dtype)
+    first, *gradients = _drawn(optimizer, dtype, one_way)
     starts = [first, 3 * first.t().contiguous()]
     both = [
         [each, 3 * other.t().contiguous()] for each, other in zip(gradients, gradients[::-1], strict=True)
@@ -177,18 +178,23 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) else None
 
 
-def _drawn(optimizer: Optimizer, dtype: torch.dtype) -> list[Tensor]:
-    """A small matrix and gradients of it that mostly point the same way, on the device of the optimizer's parameters.
+def _drawn(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> list[Tensor]:
+    """A small matrix and gradients of it, on the device of the optimizer's parameters.
 
-    The first parameter may be another rank's, or a share: only what it says of itself is asked.
+    The first parameter may be another rank's, or a share: only what it says of itself is asked. ``one_way``: the
+    gradients have a direction in common, as D-Adaptation needs it to change its rate. Else they are orthogonal to the
+    matrix, which AdamP asks for.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     device = next((p.device for p in parameters if p.device.type != "meta"), torch.device("cpu"))
     random = torch.Generator().manual_seed(0)
-    return [
-        (scale * (1 + torch.randn(SIDE, SIDE, generator=random, dtype=torch.float64))).to(device, dtype)
-        for scale in (1.0, *SCALES)
-    ]
+    start, *gradients = (
+        torch.randn(SIDE, SIDE, generator=random, dtype=torch.float64) for _ in range(len(SCALES) + 1)
+    )
+    for scale, gradient in zip(SCALES, gradients, strict=True):
+        gradient += 1.0 if one_way else -(gradient * start).sum() / start.square().sum() * start
+        gradient *= scale
+    return [each.to(device, dtype) for each in (start, *gradients)]
 
 
 class _Outcome(NamedTuple):
