@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.reduce.exchange import gather_rows
-from weft.torch.calls.placeholders import Placeholder, elsewhere
+from weft.torch.calls.placeholders import Placeholder, elsewhere, is_gradient
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded
 from weft.torch.session import current
 from weft.torch.session.session import Session
@@ -210,7 +210,9 @@ def _norm(
     foreach: bool | None = None,
 ) -> Tensor:
     """``torch.nn.utils.get_total_norm``; of a split model's gradients it is that of all ranks."""
-    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [
+        each for each in ([tensors] if isinstance(tensors, Tensor) else tensors) if not is_gradient(each)
+    ]
     session = current.session() if current.is_initialized() else None
     if session is None or session.pipeline is None or not _are_gradients(session, given):
         if not _is_mixed(given):

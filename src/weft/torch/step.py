@@ -21,6 +21,7 @@ from weft.session.recording import record_forward, record_preparation, record_st
 from weft.session.watching import show_opening
 from weft.torch import watching
 from weft.torch.agreement import follow_first_rank
+from weft.torch.calls.placeholders import Gradients
 from weft.torch.execution.chunked_loss import defer_heads
 from weft.torch.execution.thread_settings import current_scale, in_microbatch, trains
 from weft.torch.interceptions import install
@@ -106,6 +107,7 @@ class Step:
                 raise
         if self._trains:
             session.went_backward = True
+            Gradients.passes += 1
             watching.after_step(session, batch.size, collected)
         return collected
 

@@ -161,13 +161,72 @@ def values_of_other_ranks_cannot_be_read() -> None:
         refused(read, "partition")
     refused(lambda: float(mean.sum()), f"{name}.1.running_mean", f"partition {1 - weft.pp_rank()}")
     assert f"{name}.0.weight, on partition {1 - weft.pp_rank()}" in f"{weight} {weight!r}"
-    assert weight.shape == (WIDTH, WIDTH) and weight.dtype == torch.float32 and weight.grad is None
+    assert weight.shape == (WIDTH, WIDTH) and weight.dtype == torch.float32
     assert (
         isinstance(weight, nn.Parameter)
         and isinstance(mean, Tensor)
         and sum(p.numel() for p in net.parameters())
     )
     assert own(net)[0].weight.sum().item() == own(net)[0].weight.sum().item()
+
+
+@check
+def gradients_of_other_ranks_stand_for_their_owners() -> None:
+    """A script sees that they are there; what it computes of all of them is refused, and not each rank's own."""
+    model, net, _, _ = trained()
+    name, _ = other(net)
+    weight = net.get_parameter(f"{name}.0.weight")
+    parameters = [*model.parameters()]
+    grads = [p.grad for p in parameters if p.grad is not None]
+    assert len(grads) == len(parameters) and weight.grad is not None
+    assert weight.grad.shape == weight.shape and weight.grad.device == weight.device
+    assert f"the gradient of {name}.0.weight, on partition {1 - weft.pp_rank()}" in str(weight.grad)
+    reads: list[Callable[[], Any]] = [
+        lambda: sum(grad.norm() ** 2 for grad in grads).sqrt().item(),
+        lambda: sum(float(grad.square().sum()) for grad in grads),
+        lambda: float(torch.norm(torch.stack([grad.norm(p=2) for grad in grads]))),
+        lambda: torch.cat([grad.flatten() for grad in grads]).norm(),
+        lambda: any(torch.isnan(grad).any() for grad in grads),
+        lambda: [p.mul_(1 / sum(grad.norm() for grad in grads)) for p in parameters],
+    ]
+    for read in reads:
+        refused(read, "the gradient of ", "get_total_norm")
+    weight.requires_grad_(False)
+    assert weight.grad is None
+
+
+@check
+def gradients_may_be_changed_by_hand() -> list[float]:
+    """Each rank runs the same lines; each changes what is its own."""
+    model, net, alone, optimizer = trained(steps=2)
+    single = sgd(alone.parameters())
+    means = {model: [torch.zeros_like(p) for p in net.parameters()]}
+    means[alone] = [torch.zeros_like(p) for p in alone.parameters()]
+    for batch in vectors(steps=2):
+        for each in (model, alone):
+            if each is model:
+                optimizer.zero_grad(set_to_none=False)
+                step(model, batch)
+            else:
+                single.zero_grad(set_to_none=False)
+                train_alone(alone, batch)
+            for p in each.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(0.5)
+                    p.grad = p.grad.clamp(-0.1, 0.1)
+            torch._foreach_mul_([p.grad for p in each.parameters()], 1.5)
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.05)
+            with torch.no_grad():
+                for p, mean in zip(each.parameters(), means[each], strict=True):
+                    mean.mul_(0.9).add_(p.grad)
+                    p -= 0.1 * mean
+        optimizer.step()
+        single.step()
+    model.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[name])
+    return []
 
 
 @check

@@ -11,13 +11,14 @@ What calls on other partitions have put into containers has placeholders too; se
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.pytorch import torch_functions
@@ -34,7 +35,7 @@ _CASTS = torch_functions.named(
 _DETACH = torch_functions.named((Tensor, torch), ("detach",))
 _FITS = "_has_compatible_shallow_copy_type"
 """``module.to`` asks this before it sets ``data``, which suits every placeholder."""
-_COMPUTED = "what was computed from "
+_COMPUTED, _GRADIENT_OF = "what was computed from ", "the gradient of "
 _KEEP_NAME = torch_functions.VIEWS | _CASTS | torch_functions.named((Tensor, torch), ("clone", "detach"))
 
 
@@ -47,11 +48,26 @@ class _Owner:
         return None
 
 
+class Gradients:
+    """Says whether a script that reads ``.grad`` of a placeholder gets a placeholder, as its owner has a gradient.
+
+    Optimizers, PyTorch and weft get None: they leave out what is not here. A script's own sum over gradients would be
+    that of this rank's alone.
+    """
+
+    passes = 0
+    """So many steps had a backward pass."""
+    in_update = False
+    """True in an optimizer's step."""
+
+
 class Placeholder(Tensor):
     """See the module. ``_weft_of``: the partition that has the values, and the name of the parameter or buffer."""
 
     _weft_of: tuple[int, str]
     _weft_device: torch.device
+    _weft_forgotten = 0
+    """So many steps had had a backward pass when its gradient was last set to None."""
     _weft_owner = _Owner()
 
     @classmethod
@@ -62,6 +78,12 @@ class Placeholder(Tensor):
                 return torch_functions.PLACE_GETTERS[func](args[0]._weft_device)
             if func.__name__ == _FITS:
                 return True
+            if func == torch_functions.GRADIENT_GETTER and _asked_by_script(sys._getframe(1)):
+                return _gradient(args[0])
+            if func == torch_functions.GRADIENT_SETTER and (
+                args[1] is None or isinstance(args[1], Placeholder)
+            ):
+                return _set_gradient(*args)
             if func in _SAME:
                 return func(*args, **(kwargs or {}))
             return _on_owner(func, args, kwargs or {})
@@ -158,8 +180,38 @@ def _like(tensor: Tensor, first: Placeholder, name: str, device: torch.device) -
     return _marked(made, Placeholder, first._weft_of[0], name, device)
 
 
+def is_gradient(tensor: Tensor) -> bool:
+    """True if it stands for the gradient of another rank's parameter."""
+    return isinstance(tensor, Placeholder) and tensor._weft_of[1].startswith(_GRADIENT_OF)
+
+
+def _asked_by_script(frame: types.FrameType) -> bool:
+    """True if the code of a script or of another library asks, and not PyTorch, weft or an optimizer's step."""
+    if frame.f_globals.get("__name__", "").startswith(("torch.", "weft.")):
+        return frame.f_code.co_name == "zero_grad"
+    return not Gradients.in_update
+
+
+def _gradient(tensor: Placeholder) -> Tensor | None:
+    """Stands for the gradient that the owner has."""
+    if not isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
+        return None
+    if tensor._weft_forgotten >= Gradients.passes:
+        return None
+    return elsewhere(tensor, tensor, _GRADIENT_OF.strip())
+
+
+def _set_gradient(tensor: Placeholder, gradient: Placeholder | None) -> None:
+    """Set or forget the gradient, which the owner does with its own; nothing is here."""
+    if gradient is not None:
+        _check([tensor, gradient])
+    tensor._weft_forgotten = Gradients.passes if gradient is None else -1
+
+
 def _refuse(tensor: Placeholder) -> NoReturn:
     owner, name = tensor._weft_of
+    if _GRADIENT_OF in name:
+        raise UsageError(f"{name} lives on partition {owner}, so its values are not here: {_OF_GRADIENTS}")
     raise UsageError(
         f"{name} lives on partition {owner}, so its values are not here: model.state_dict() gives those of the whole "
         "model on every rank (call it on all), model.local_parameters() and model.local_buffers() give this rank's"
@@ -170,8 +222,18 @@ def _computed(first: Placeholder) -> str:
     return f"{_COMPUTED}{first._weft_of[1].removeprefix(_COMPUTED)}"
 
 
+_OF_GRADIENTS = (
+    "torch.nn.utils.get_total_norm and clip_grad_norm_ give the norm of all ranks' gradients (call them on all), "
+    "model.local_parameters() gives this rank's parameters"
+)
+
+
 def _refuse_both(first: Placeholder, other: str) -> NoReturn:
     owner, name = first._weft_of
+    if _GRADIENT_OF in name:
+        raise UsageError(
+            f"{name} lives on partition {owner} and {other}, so no rank can compute with both: {_OF_GRADIENTS}"
+        )
     raise UsageError(
         f"{name} lives on partition {owner} and {other}, so no rank can compute with both: put their modules on the "
         "same partition with weft.set_partition, do it inside of the step, or use model.state_dict(), which gives each "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,8 @@ def in_calls(
 ) -> Iterator[Callable[[], Any]]:
     """A function that updates the parameters that have a gradient; all its calls inside are one step.
 
-    The optimizer's own hooks run once. Its groups are as before the step for each call: some count steps there.
+    The optimizer's own hooks run once. Its groups, and numbers that it keeps beside the states of parameters, are as
+    before the step for each call: some count steps there.
 
     Args:
         optimizer: The optimizer.
@@ -40,11 +41,12 @@ def in_calls(
 
 
 class _Groups:
-    """The settings of an optimizer's groups, which each call finds as the first one did."""
+    """The settings of an optimizer's groups, and its own numbers, which each call finds as the first one did."""
 
     def __init__(self, optimizer: Optimizer, setting: str, update: Callable[[], Any]) -> None:
         self._optimizer, self._setting, self._run = optimizer, setting, update
         self._before = self._now()
+        self._numbers = [_numbers(vars(optimizer)), _numbers(optimizer.state)]
         self._after: list[dict[str, Any]] | None = None
 
     def _now(self) -> list[dict[str, Any]]:
@@ -61,6 +63,8 @@ class _Groups:
             for name in group.keys() - before.keys() - {"params"}:  # counts that begin with the first step
                 del group[name]
             group.update(before)
+        vars(self._optimizer).update(self._numbers[0])
+        self._optimizer.state.update(self._numbers[1])
         result = self._run()
         after = self._now()
         if self._after is None:
@@ -74,6 +78,11 @@ class _Groups:
                         "take an optimizer that updates each parameter for itself"
                     )
         return result
+
+
+def _numbers(content: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Those of an optimizer's attributes, or of its state for all parameters."""
+    return {name: value for name, value in content.items() if isinstance(value, (int, float))}
 
 
 def _alike(a: Any, b: Any) -> bool:

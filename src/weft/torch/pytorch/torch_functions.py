@@ -116,6 +116,7 @@ SHAPED_BY_TENSORS: frozenset[Any] = frozenset(
 TYPE_NAME = Tensor.type
 BACKWARD: frozenset[Any] = frozenset((Tensor.backward, torch.autograd.backward))
 GRADIENTS: frozenset[Any] = frozenset(_getters(("grad", "_grad")))
+GRADIENT_GETTER = Tensor.grad.__get__  # type: ignore[union-attr]
 GRADIENT_SETTER = Tensor.grad.__set__  # type: ignore[union-attr]
 AUTOGRAD: frozenset[Any] = BACKWARD | GRADIENTS | {torch.autograd.grad, GRADIENT_SETTER}
 VIEWS: frozenset[Any] = frozenset(

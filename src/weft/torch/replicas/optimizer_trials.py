@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from weft.errors import UsageError
+from weft.torch.offload.partial_steps import in_calls
 from weft.torch.tensors.marks import WRAPPED
 from weft.torch.tensors.pytree import CONSTANTS
 
@@ -39,6 +41,7 @@ LARGE = 1 << 20
 
 _alike: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 _alone: WeakKeyDictionary[Optimizer, bool | None] = WeakKeyDictionary()
+_in_calls: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 
 
 class _RandomNumbers(Exception):
@@ -71,10 +74,18 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
 def updates_weights_alone(optimizer: Optimizer) -> bool:
     """True if the optimizer computes the same where some weights are updated after the others.
 
-    PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself. One that cannot
-    be tried is taken not to.
+    PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself: by an optimizer
+    of its own, and in a call of one optimizer, which may count its calls. One that cannot be tried is taken not to.
     """
-    return _tried_alone(optimizer) is True
+    if _tried_alone(optimizer) is not True:
+        return False
+    if optimizer not in _in_calls:
+        try:
+            _in_calls[optimizer] = _is_of_torch(optimizer) or _tried(_calls_are_alike, optimizer)
+        except UsageError as error:  # of the calls
+            log.debug("%s", error)
+            _in_calls[optimizer] = False
+    return _in_calls[optimizer]
 
 
 def looks_at_several(optimizer: Optimizer) -> bool:
@@ -137,11 +148,7 @@ def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -
 
 def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
     """True if some steps on two matrices at once, and on each by itself, give the same numbers."""
-    first, *gradients = _drawn(optimizer, dtype, one_way)
-    starts = [first, 3 * first.t().contiguous()]
-    both = [
-        [each, 3 * other.t().contiguous()] for each, other in zip(gradients, gradients[::-1], strict=True)
-    ]
+    starts, both = _drawn_for_two(optimizer, dtype, one_way)
     at_once = _updated(optimizer, starts, both)
     if not all(map(torch.equal, at_once.weights, _updated(optimizer, starts, both, seed=1).weights)):
         raise _RandomNumbers("it draws random numbers")
@@ -152,6 +159,16 @@ def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) 
         if not _are_same(found.settings, at_once.settings):
             return False
     return True
+
+
+def _calls_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
+    """True if some steps on two matrices at once, and in a call for each, give the same numbers."""
+    starts, both = _drawn_for_two(optimizer, dtype, one_way)
+    at_once, found = (_updated(optimizer, starts, both, in_a_call=number) for number in (2, 1))
+    return all(
+        _is_same(mine, theirs, start, 1e-5, 1e-7)
+        for mine, theirs, start in zip(found.weights, at_once.weights, starts, strict=True)
+    )
 
 
 def _is_same(found: Tensor, expected: Tensor, start: Tensor, rtol: float, atol: float) -> bool:
@@ -197,6 +214,15 @@ def _drawn(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> list[Tens
     return [each.to(device, dtype) for each in (start, *gradients)]
 
 
+def _drawn_for_two(
+    optimizer: Optimizer, dtype: torch.dtype, one_way: bool
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Two small matrices, and gradients of both for each step."""
+    first, *gradients = _drawn(optimizer, dtype, one_way)
+    others = [3 * each.t().contiguous() for each in gradients[::-1]]
+    return [first, 3 * first.t().contiguous()], [list(pair) for pair in zip(gradients, others, strict=True)]
+
+
 class _Outcome(NamedTuple):
     """The results of a trial: the weights, and the settings of their group."""
 
@@ -205,9 +231,13 @@ class _Outcome(NamedTuple):
 
 
 def _updated(
-    optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]], seed: int = 0
-) -> _Outcome:
-    """The outcome of steps of an optimizer like this one, which stays as it is."""
+    optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]], seed: int = 0,
+    in_a_call: int = 2,
+) -> _Outcome:  # fmt: skip
+    """The outcome of steps of an optimizer like this one, which stays as it is.
+
+    ``in_a_call``: so many weights have their gradients in a call of its ``step``.
+    """
     other: Any = copy.copy(optimizer)
     kept = {id(p): p for group in optimizer.param_groups for p in group["params"]} | {id(optimizer): other}
     for name, value in vars(optimizer).items():
@@ -223,9 +253,12 @@ def _updated(
     with torch.random.fork_rng(devices=[starts[0].device] if starts[0].is_cuda else []):
         (torch.cuda.manual_seed if starts[0].is_cuda else torch.default_generator.manual_seed)(seed)
         for step in gradients:
-            for weight, gradient in zip(weights, step, strict=True):
-                weight.grad = gradient.clone()
-            type(optimizer).step(other)  # schedulers set a step of their own on an optimizer
+            # schedulers set a step of their own on an optimizer
+            with in_calls(other, "a trial", lambda: type(optimizer).step(other)) as call:
+                for first in range(0, len(weights), in_a_call):
+                    for number, (weight, gradient) in enumerate(zip(weights, step, strict=True)):
+                        weight.grad = gradient.clone() if first <= number < first + in_a_call else None
+                    call()
     return _Outcome([weight.detach() for weight in weights], other.param_groups[0])
 
 

@@ -31,7 +31,7 @@ OF_TENSORS = {
     "_weft_placed": False,  # in a reference run: whether the tensor would have a place in a split step
 }
 """Names and defaults. What stands for a parameter or a filled cache of another rank has ``_weft_of`` and
-``_weft_device`` besides."""
+``_weft_device`` besides, and ``_weft_forgotten``."""
 
 for _name, _default in OF_TENSORS.items():
     setattr(Tensor, _name, _default)

@@ -34,6 +34,8 @@ class Signs(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
+                if weight.grad is None:
+                    continue
                 state = self.state[weight]
                 state["mean"] = 0.9 * state.get("mean", 0.0) + weight.grad
                 weight -= group["lr"] * state["mean"].sign() * self.scale(weight.grad)
@@ -181,6 +183,35 @@ class Named(Signs):
     def scale(self, gradient: torch.Tensor) -> torch.Tensor:
         self.state["total"] += 1
         return torch.ones((), dtype=self.kind)
+
+
+class Clock:
+    ticks = 0
+
+
+class Counting(Signs):
+    """Slower with each call, which it counts where nobody sees it."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights)
+        self.clock = Clock()
+
+    def step(self, closure: Any = None) -> None:
+        self.clock.ticks += 1
+        for group in self.param_groups:
+            held = [weight for weight in group["params"] if weight.grad is not None]
+            group["params"], everything = held, group["params"]
+            super().step()
+            group["params"] = everything
+
+    def scale(self, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.ones(()) / self.clock.ticks
+
+
+def test_one_that_counts_its_calls_updates_all_weights_in_one() -> None:
+    optimizer = Counting(WEIGHT)
+    assert not updates_weights_alone(optimizer) and not looks_at_several(optimizer)
+    assert updates_parts_alike(optimizer) and not optimizer.clock.ticks
 
 
 @pytest.mark.parametrize("kind", [Signs, ByNorm, ByRows, Named])

@@ -19,7 +19,7 @@ FILES = {
     if path != Path(marks.__file__)
 }
 OF_MODULES = [name for name, value in vars(marks).items() if name.isupper() and isinstance(value, str)]
-OF_STAND_INS = {"_weft_of", "_weft_device"}
+OF_STAND_INS = {"_weft_of", "_weft_device", "_weft_forgotten"}
 ELSEWHERE = {"_weft_stands_for", "_weft_share", "_weft_buffers"}
 """Set on functions, by the stand-ins for CUDA; a key in an optimizer's state; on ``DistributedDataParallel``, by code
 that runs before ``weft.torch`` may be imported."""
