@@ -300,7 +300,7 @@ def test_a_loss_of_the_scripts_own_over_other_numbers_of_labels_is_told(caplog):
         def compute_loss(self, *args, **kwargs):
             raise AssertionError
 
-    made = steps._Steps(Own())
+    made = steps._Steps(Own(), "")
     for labels in ([[1, 2], [3, 4]], [[1, -100], [3, 4]], [[1, -100], [-100, 4]]):
         made._count(None, {"labels": torch.tensor(labels)})
     (record,) = caplog.records

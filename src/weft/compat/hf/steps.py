@@ -88,7 +88,7 @@ def _wrap_for_steps(trainer: ModuleType, cls: Any, makes_optimizer: bool) -> Non
         if self.accelerator.mixed_precision not in (None, "no") and "forward" not in vars(wrapped):
             self.accelerator.prepare_model(wrapped, device_placement=False, evaluation_mode=True)
         if "training_step" not in vars(self):
-            made = _Steps(self)
+            made = _Steps(self, session().settings.trainer_tokens)
             session().views.progress = None  # the Trainer has its own
             self.training_step, self.prediction_step = made.train, made.predict
         if makes_optimizer and training and not isinstance(self.optimizer, DistributedOptimizer):
@@ -112,11 +112,10 @@ def _count_once(cls: Any) -> None:
 
 
 class _Steps:
-    """The methods that a Trainer calls for a batch, in place of its own."""
+    """The methods that a Trainer calls for a batch, in place of its own; ``tokens``: the setting ``trainer_tokens``."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, tokens: str) -> None:
         from weft.torch import step
-        from weft.torch.session.current import session
 
         self.trainer = trainer
         self.concat = importlib.import_module("transformers.trainer_pt_utils").nested_concat
@@ -124,9 +123,8 @@ class _Steps:
         self.ratios: set[float] = set()
         self.shifted = bool(getattr(trainer, "_loss_shifts_labels", _is_causal(trainer)))
         train, predict = (MethodType(each, trainer) for each in (_train_microbatch, _predict_microbatch))
-        tokens = session().settings.trainer_tokens or None
         self._train = step(
-            train, non_split_inputs=["items"], allow_uneven=True, weight=self._count, tokens=tokens
+            train, non_split_inputs=["items"], allow_uneven=True, weight=self._count, tokens=tokens or None
         )
         self._predict = step(
             predict, non_split_inputs=["items", "loss_only", "ignored"], allow_uneven=True, weight=self._count
