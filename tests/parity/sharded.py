@@ -76,7 +76,7 @@ def optimizer_of(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 class Job(training.Job):
     """A model whose parameters as many ranks share as `degree` says."""
 
-    def __init__(self, degree: int, **settings: Any) -> None:
+    def __init__(self, degree: int, kind: Callable[..., Any] = optimizer_of, **settings: Any) -> None:
         defaults = {"shard_optimizer_state": False, "offload_activations": False, "offload_optimizer": False}
         start(partitions=1, **{**defaults, "sharded_data_parallel_degree": degree, **settings})
         net = Net()
@@ -86,7 +86,7 @@ class Job(training.Job):
         if weft.rank():
             with torch.no_grad():
                 net.scale.add_(1)  # a replica takes what the first one has
-        super().__init__(net, loss_of, optimizer_of, batch, alone=Net(), scale=64.0, decay=0.5)
+        super().__init__(net, loss_of, kind, batch, alone=Net(), scale=64.0, decay=0.5)
 
     def clip(self, most: float) -> Any:
         return weft.clip_grad_norm_(self.model, most)
@@ -214,6 +214,63 @@ def layers_that_cast_their_weights_are_refused() -> None:
     model = weft.DistributedModel(nn.Sequential(*(Casting(WIDTH) for _ in range(3))))
     with told(UsageError, "a module casts some of its parameters where it runs"):
         step_of(squares)(model, torch.randn(ROWS, WIDTH))
+
+
+class Differences(torch.optim.Optimizer):
+    """By the differences of gradients, with operations that DTensors do not have."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.02) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            for weight in weights:
+                self.state[weight].setdefault("last", torch.zeros_like(weight))
+                self.state[weight]["steps"] = self.state[weight].get("steps", 0) + 1
+            last, grads = [self.state[p]["last"] for p in weights], [p.grad for p in weights]
+            for weight, before, grad in zip(weights, last, grads, strict=True):
+                weight[(grad - before).abs() > 1e-6] -= group["lr"] * self.scale(grad)
+                weight.add_(before + grad, alpha=-group["lr"])
+            torch._foreach_copy_(last, grads)
+
+    def scale(self, grad: Tensor) -> float:
+        return 0.01
+
+
+class ByMatrix(Differences):
+    """Mixes a weight with a plain tensor."""
+
+    def scale(self, grad: Tensor) -> float:
+        return float((torch.eye(grad.shape[0]) @ grad).norm()) if grad.dim() > 1 else 0.01
+
+
+@CHECKS.check
+def optimizers_of_ones_own_update_local_rows() -> None:
+    """Their operations may be unknown to DTensors; states are whole in saves, and go on from there."""
+    hooked: list[bool] = []
+    for degree in (2, 4):
+        job = Job(degree, Differences)
+        job.optimizer.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: hooked.append(all(map(is_sharded, optimizer.param_groups[0]["params"])))
+        )
+        job.trains_as_one_process(2, max_norm=CLIP)
+        assert all(is_sharded(entry["last"]) for entry in job.optimizer.state.values())
+        state, saved = job.model.state_dict(), copy.deepcopy(job.optimizer.state_dict())
+        rates, expected = job.scheduler.state_dict(), job.train(2, CLIP)
+        del job
+        job = Job(6 - degree, Differences)
+        job.model.load_state_dict(state)
+        job.optimizer.load_state_dict(saved)
+        job.scheduler.load_state_dict(rates)
+        job.steps = 2
+        assert job.train(2, CLIP) == pytest.approx(expected, rel=1e-5)
+        del job
+    assert len(hooked) == 8 and all(hooked)
+    job = Job(2, ByMatrix)
+    with told(UsageError, "ByMatrix looks at whole weights, and PyTorch cannot do that with DTensors"):
+        job.train(1, CLIP)
 
 
 @CHECKS.check

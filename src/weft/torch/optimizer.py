@@ -29,6 +29,7 @@ from weft.torch.tensor_parallel import axes_of, can_cut, cut, cut_of, is_cut
 from weft.torch.tensors.marks import WRAPPED
 
 if TYPE_CHECKING:
+    from weft.torch.replicas.sharding.local_steps import LocalSteps
     from weft.torch.replicas.whole_updates import WholeUpdates
 
 SHARE = "_weft_share"
@@ -75,7 +76,6 @@ class DistributedOptimizer(Optimizer):
                 "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
                 "model = DistributedModel(...)"
             )
-        _refuse_mixed_lists(optimizer)
         _refuse_reading(optimizer)
         self.optimizer = optimizer
         _wrapped.add(optimizer)
@@ -261,11 +261,36 @@ class DistributedOptimizer(Optimizer):
     def _update(self) -> Any:
         by_buckets, whole = self.offloaded or self._weights_by_buckets, self.whole_updates
         update = self.optimizer.step if by_buckets is None else by_buckets.step
+        if by_buckets is None and any(map(is_sharded, _parameters(self.optimizer))):
+            return self._update_sharded()
         if whole is None:
             return update()
         session = current.session()
         with session.doing("the optimizer's step"), _on_device(session, self.weights(), values=True):
             return whole.step(update, _setting_of_cuts())
+
+    def _update_sharded(self) -> Any:
+        """An update of DTensors."""
+        if updates_parts_alike(self.optimizer):
+            return self._local_steps.step()
+        try:
+            return self.optimizer.step()
+        except (UsageError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            name, why = type(self.optimizer).__name__, str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"{name} looks at whole weights, and PyTorch cannot do that with DTensors (FSDP2): "
+                f'{type(error).__name__}, {why}. Write "sharded_data_parallel_degree": 1, share parameters inside a '
+                'pipeline ("partitions" or "tensor_parallel_degree" above 1), which brings it whole weights, or take '
+                "AdamW, say"
+            ) from error
+
+    @cached_property
+    def _local_steps(self) -> LocalSteps:
+        from weft.torch.replicas.sharding.local_steps import LocalSteps  # here: few jobs have DTensors
+
+        return LocalSteps(self.optimizer)
 
     @property
     def offloaded(self) -> OffloadedStates | None:
@@ -434,19 +459,6 @@ class DistributedOptimizer(Optimizer):
             if mine[int(n)]
         }
         self._give_state(content)
-
-
-def _refuse_mixed_lists(optimizer: Optimizer) -> None:
-    """Refuse to update lists of parameters at once, of which some are shares and some are whole."""
-    for group in optimizer.param_groups:
-        how = next((name for name in ("foreach", "fused") if group.get(name)), None)
-        if how is not None and len({is_sharded(p) for p in group["params"]}) > 1:
-            raise UsageError(
-                f"the optimizer has {how}=True, and PyTorch cannot update parameters that replicas share together with "
-                "those that each replica has whole (without dimensions, or of another type than most of their layer): "
-                'leave the argument out, or give these a group of their own, {"params": [p for p in model.parameters() '
-                "if not p.dim()]}, say"
-            )
 
 
 def _refuse_reading(optimizer: Optimizer) -> None:

@@ -35,8 +35,10 @@ def full_tensor(value: Tensor, of: Tensor | None = None) -> Tensor:
     return tensor_parallel.full_tensor(parameter, value) if tensor_parallel.is_cut(parameter) else value
 
 
-def like(value: Tensor, target: Tensor) -> Tensor:
-    """This rank's shard of ``value``, which every rank has whole, cut as ``target`` is."""
+def like(value: Any, target: Tensor) -> Any:
+    """This rank's shard of a tensor, which every rank has whole, cut as ``target`` is; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
     how = tensor_parallel.cut_of(target)
     if how is not None:
         return tensor_parallel.cut(value, target) if tuple(value.shape) == how.shape else value
