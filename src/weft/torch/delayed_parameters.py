@@ -32,7 +32,7 @@ from weft.torch.pytorch.private import (
 )
 from weft.torch.session.random_streams import TORCH, Streams, mix
 from weft.torch.tensors.marks import RECIPES
-from weft.torch.tensors.pytree import map_tensors
+from weft.torch.tensors.pytree import map_tensors, tensors_in
 
 SMALL = 16384
 FACTORIES = frozenset(
@@ -164,7 +164,18 @@ class _Record(TorchDispatchMode):
             result = func(*args, **{**kwargs, "device": torch.device("meta")})
             self.recipes.add(func, args, {**kwargs, "device": CPU}, [result])
             return result
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except (
+            RuntimeError
+        ):  # a value is asked for, or written where there is memory: GPT-BigCode fills a mask so
+            delayed = [
+                each for each in tensors_in((args, kwargs)) if storage_key(each) in self.recipes.by_storage
+            ]
+            if not delayed:
+                raise
+            args, kwargs = map_tensors((args, kwargs), self._with_values)
+            return func(*args, **kwargs)
         written = [
             value
             for value, argument in [
@@ -183,6 +194,12 @@ class _Record(TorchDispatchMode):
         if touched:
             self.recipes.add(func, args, kwargs, touched)
         return result
+
+    def _with_values(self, tensor: Tensor) -> Tensor:
+        """A tensor without memory as it will be made; others as they are."""
+        if tensor.device.type != "meta" or storage_key(tensor) not in self.recipes.by_storage:
+            return tensor
+        return self.recipes.materialise(tensor, Streams(CPU))
 
 
 def moved(tensor: Tensor, leaves_out: Callable[[Any], bool], *args: Any, **kwargs: Any) -> Tensor:

@@ -57,3 +57,21 @@ def test_they_have_the_default_type_of_the_time_at_which_they_were_built() -> No
     ones, halves = made(make)
     assert ones.dtype == halves.dtype == torch.float64
     assert (ones == 1).all() and (halves == 1.5).all()
+
+
+def test_values_that_the_model_asks_for_are_those_that_it_gets() -> None:
+    """As GPT-BigCode fills a mask that has memory; and a scale that a weight decides."""
+    seen: list[torch.Tensor] = []
+
+    def make() -> list[torch.Tensor]:
+        weight = torch.empty(SHAPE).normal_()
+        mask = torch.zeros(1, dtype=torch.bool, device="cpu").expand(SHAPE).contiguous()
+        mask.copy_(torch.tril(torch.ones(SHAPE)).bool())
+        seen[:] = [mask, torch.tensor(weight.abs().max().item()), torch.zeros(1, device="cpu") + weight.sum()]
+        return [weight, weight / weight.abs().max().item()]
+
+    weight, scaled = made(make)
+    mask, largest, total = seen
+    assert torch.equal(mask, torch.ones(SHAPE).tril().bool())
+    assert largest == weight.abs().max() and total == weight.sum()
+    assert torch.equal(scaled, weight / largest)
