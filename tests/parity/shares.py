@@ -124,6 +124,54 @@ def optimizers_compute_the_same_with_half_the_state() -> None:
         del job
 
 
+class Averaging(torch.optim.Optimizer):
+    """Trains weights ahead of an average, which it brings for evaluation, as schedule-free optimizers do."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {"lr": 0.1, "training": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.sub_(weight.grad, alpha=group["lr"])
+                    mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                    mean.lerp_(weight, 0.5)
+
+    def eval(self) -> None:
+        self._swap(False)
+
+    def train(self) -> None:
+        self._swap(True)
+
+    def _swap(self, training: bool) -> None:
+        for group in self.param_groups:
+            for weight in group["params"] if group["training"] is not training else ():
+                if "mean" in self.state[weight]:
+                    held = weight.detach().clone()
+                    weight.data.copy_(self.state[weight]["mean"])
+                    self.state[weight]["mean"] = held
+            group["training"] = training
+
+
+@CHECKS.check
+def weights_for_evaluation_reach_all_replicas() -> None:
+    found = []
+    for shared in (False, True):
+        job = Job(shared, Averaging)
+        losses = job.train(2)
+        job.optimizer.eval()
+        evaluated = job.parameters()
+        job.optimizer.train()
+        losses += job.train(1)
+        found.append((losses, evaluated, job.parameters()))
+        del job
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        same(one, other)
+
+
 def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     kept = list(parameters)
     groups = [

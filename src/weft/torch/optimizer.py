@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,7 +90,16 @@ class DistributedOptimizer(Optimizer):
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":
             raise AttributeError(name)
-        return getattr(self.__dict__["optimizer"], name)
+        found = getattr(self.__dict__["optimizer"], name)
+        return partial(self._switch, found) if name in ("train", "eval") else found
+
+    def _switch(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of a method by which an optimizer (schedule-free) brings other weights for training or evaluation;
+        collective over the replicas if they share states, without which they have the old ones."""
+        result = method(*args, **kwargs)
+        if self.shares is not None:
+            self._exchange(self.shares)
+        return result
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -254,9 +263,14 @@ class DistributedOptimizer(Optimizer):
                 others = [weight for weight, held in zip(weights, self.held(), strict=True) if not held]
                 with _on_device(session, weights), without_gradients(others):
                     result = self._update()
-                with session.doing("the optimizer's step"), _on_device(session, weights, values=True):
-                    shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
+                self._exchange(shares)
                 return result
+
+    def _exchange(self, shares: Shares) -> None:
+        """Bring each replica's weights to the others; collective over the replicas."""
+        session, weights = current.session(), self.weights()
+        with session.doing("the optimizer's step"), _on_device(session, weights, values=True):
+            shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
 
     def _update(self) -> Any:
         by_buckets, whole = self.offloaded or self._weights_by_buckets, self.whole_updates
