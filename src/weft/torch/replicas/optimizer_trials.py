@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from weft.errors import UsageError
 from weft.torch.offload.partial_steps import in_calls
 from weft.torch.tensors.marks import WRAPPED
 from weft.torch.tensors.pytree import CONSTANTS
@@ -82,8 +81,8 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
     if optimizer not in _in_calls:
         try:
             _in_calls[optimizer] = _is_of_torch(optimizer) or _tried(_calls_are_alike, optimizer)
-        except UsageError as error:  # of the calls
-            log.debug("%s", error)
+        except Exception as error:  # the calls refuse it, or it takes no weights without gradients
+            log.debug("%s cannot be tried in several calls: %r", type(optimizer).__name__, error)
             _in_calls[optimizer] = False
     return _in_calls[optimizer]
 
@@ -118,27 +117,85 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
-def _tried(trial: Callable[[Optimizer, torch.dtype, bool], bool], optimizer: Optimizer) -> bool:
-    """The result of a trial in double precision, or in the type of the parameters if that is an error."""
-    own = optimizer.param_groups[0]["params"][0].dtype
+def _tried(trial: Callable[[_Way], bool], optimizer: Optimizer) -> bool:
+    """True if a trial is, with the settings of each group, in double precision, or in the parameters' type if that is
+    an error."""
+    own = next(p.dtype for group in optimizer.param_groups for p in group["params"])
     for dtype in (torch.float64, own):
+        ways = [
+            _Way(optimizer, settings, dtype, one_way)
+            for settings in _settings(optimizer)
+            for one_way in (False, True)
+        ]
         try:
-            return all(trial(optimizer, dtype, one_way) for one_way in (False, True))
+            return all(map(trial, ways))
         except Exception as error:
             if dtype == own or isinstance(error, _RandomNumbers):
                 raise
     raise AssertionError("the last trial returns or raises")
 
 
-def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of groups, of several that differ by numbers alone (rates) those of one.
+
+    Muon's script gives the matrices to one group, and the others to a group that says ``use_muon=False``.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        kind = {
+            key: value for key, value in settings.items() if isinstance(value, bool) or _number(value) is None
+        }
+        found.setdefault(repr(kind), settings)
+    return list(found.values())
+
+
+class _Way(NamedTuple):
+    """How an optimizer is tried.
+
+    ``one_way``: the gradients have a direction in common, as D-Adaptation needs it to change its rate. Else they are
+    orthogonal to the matrix, which AdamP asks for.
+    """
+
+    optimizer: Optimizer
+    settings: dict[str, Any]
+    dtype: torch.dtype
+    one_way: bool
+
+    def drawn(self) -> list[Tensor]:
+        """A small matrix and gradients of it, on the device of the optimizer's parameters.
+
+        The first parameter may be another rank's, or a share: only what it says of itself is asked.
+        """
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        device = next((p.device for p in parameters if p.device.type != "meta"), torch.device("cpu"))
+        random = torch.Generator().manual_seed(0)
+        start, *gradients = (
+            torch.randn(SIDE, SIDE, generator=random, dtype=torch.float64) for _ in range(len(SCALES) + 1)
+        )
+        for scale, gradient in zip(SCALES, gradients, strict=True):
+            gradient += 1.0 if self.one_way else -(gradient * start).sum() / start.square().sum() * start
+            gradient *= scale
+        return [each.to(device, self.dtype) for each in (start, *gradients)]
+
+    def drawn_for_two(self) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Two small matrices, and gradients of both for each step."""
+        first, *gradients = self.drawn()
+        others = [3 * each.t().contiguous() for each in gradients[::-1]]
+        return [first, 3 * first.t().contiguous()], [
+            list(pair) for pair in zip(gradients, others, strict=True)
+        ]
+
+
+def _halves_are_alike(way: _Way) -> bool:
     """True if some steps on a matrix, and on its halves along both dims, give the same numbers."""
-    start, *gradients = _drawn(optimizer, dtype, one_way)
-    whole = _updated(optimizer, [start], [[each] for each in gradients])
+    start, *gradients = way.drawn()
+    whole = _updated(way, [start], [[each] for each in gradients])
     for dim in (0, 1):
         starts, expected = start.chunk(2, dim), whole.weights[0].chunk(2, dim)
         for half in range(2):
             own = [[each.chunk(2, dim)[half].contiguous()] for each in gradients]
-            found = _updated(optimizer, [starts[half].contiguous()], own)
+            found = _updated(way, [starts[half].contiguous()], own)
             if not _is_same(found.weights[0], expected[half], starts[half], 1e-3, 1e-6):
                 return False
             if not _are_same(found.settings, whole.settings):
@@ -146,14 +203,14 @@ def _halves_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -
     return True
 
 
-def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
+def _weights_are_alone(way: _Way) -> bool:
     """True if some steps on two matrices at once, and on each by itself, give the same numbers."""
-    starts, both = _drawn_for_two(optimizer, dtype, one_way)
-    at_once = _updated(optimizer, starts, both)
-    if not all(map(torch.equal, at_once.weights, _updated(optimizer, starts, both, seed=1).weights)):
+    starts, both = way.drawn_for_two()
+    at_once = _updated(way, starts, both)
+    if not all(map(torch.equal, at_once.weights, _updated(way, starts, both, seed=1).weights)):
         raise _RandomNumbers("it draws random numbers")
     for number, start in enumerate(starts):
-        found = _updated(optimizer, [start], [[each[number]] for each in both])
+        found = _updated(way, [start], [[each[number]] for each in both])
         if not _is_same(found.weights[0], at_once.weights[number], start, 1e-5, 1e-7):
             return False
         if not _are_same(found.settings, at_once.settings):
@@ -161,10 +218,10 @@ def _weights_are_alone(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) 
     return True
 
 
-def _calls_are_alike(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> bool:
+def _calls_are_alike(way: _Way) -> bool:
     """True if some steps on two matrices at once, and in a call for each, give the same numbers."""
-    starts, both = _drawn_for_two(optimizer, dtype, one_way)
-    at_once, found = (_updated(optimizer, starts, both, in_a_call=number) for number in (2, 1))
+    starts, both = way.drawn_for_two()
+    at_once, found = (_updated(way, starts, both, in_a_call=number) for number in (2, 1))
     return all(
         _is_same(mine, theirs, start, 1e-5, 1e-7)
         for mine, theirs, start in zip(found.weights, at_once.weights, starts, strict=True)
@@ -195,34 +252,6 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) else None
 
 
-def _drawn(optimizer: Optimizer, dtype: torch.dtype, one_way: bool) -> list[Tensor]:
-    """A small matrix and gradients of it, on the device of the optimizer's parameters.
-
-    The first parameter may be another rank's, or a share: only what it says of itself is asked. ``one_way``: the
-    gradients have a direction in common, as D-Adaptation needs it to change its rate. Else they are orthogonal to the
-    matrix, which AdamP asks for.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    device = next((p.device for p in parameters if p.device.type != "meta"), torch.device("cpu"))
-    random = torch.Generator().manual_seed(0)
-    start, *gradients = (
-        torch.randn(SIDE, SIDE, generator=random, dtype=torch.float64) for _ in range(len(SCALES) + 1)
-    )
-    for scale, gradient in zip(SCALES, gradients, strict=True):
-        gradient += 1.0 if one_way else -(gradient * start).sum() / start.square().sum() * start
-        gradient *= scale
-    return [each.to(device, dtype) for each in (start, *gradients)]
-
-
-def _drawn_for_two(
-    optimizer: Optimizer, dtype: torch.dtype, one_way: bool
-) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Two small matrices, and gradients of both for each step."""
-    first, *gradients = _drawn(optimizer, dtype, one_way)
-    others = [3 * each.t().contiguous() for each in gradients[::-1]]
-    return [first, 3 * first.t().contiguous()], [list(pair) for pair in zip(gradients, others, strict=True)]
-
-
 class _Outcome(NamedTuple):
     """The results of a trial: the weights, and the settings of their group."""
 
@@ -231,13 +260,17 @@ class _Outcome(NamedTuple):
 
 
 def _updated(
-    optimizer: Optimizer, starts: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]], seed: int = 0,
+    way: _Way,
+    starts: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],
+    seed: int = 0,
     in_a_call: int = 2,
-) -> _Outcome:  # fmt: skip
+) -> _Outcome:
     """The outcome of steps of an optimizer like this one, which stays as it is.
 
     ``in_a_call``: so many weights have their gradients in a call of its ``step``.
     """
+    optimizer = way.optimizer
     other: Any = copy.copy(optimizer)
     kept = {id(p): p for group in optimizer.param_groups for p in group["params"]} | {id(optimizer): other}
     for name, value in vars(optimizer).items():
@@ -246,8 +279,7 @@ def _updated(
         elif name not in ("param_groups", "state", WRAPPED):
             _give(other, name, value, kept)
     weights = [torch.nn.Parameter(start.clone()) for start in starts]
-    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
-    other.param_groups = [{**copy.deepcopy(settings), "params": weights}]
+    other.param_groups = [{**copy.deepcopy(way.settings), "params": weights}]
     of_all = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
     other.state = defaultdict(dict, copy.deepcopy(of_all))
     with torch.random.fork_rng(devices=[starts[0].device] if starts[0].is_cuda else []):

@@ -185,6 +185,28 @@ class Named(Signs):
         return torch.ones((), dtype=self.kind)
 
 
+class Grouped(Signs):
+    """By the norm in the groups that say so."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"] if group["by_norm"] else ():
+                if weight.grad is not None:
+                    weight.grad /= weight.grad.norm()
+        super().step()
+
+
+def test_groups_of_unlike_settings_are_tried_each() -> None:
+    groups = [
+        {"params": [nn.Parameter(torch.ones(4, 6))], "by_norm": n == 7, "lr": 0.1 / (n + 1)} for n in range(9)
+    ]
+    assert not updates_parts_alike(Grouped(groups)) and updates_weights_alone(Grouped(groups))
+    assert updates_parts_alike(Grouped(groups[:7]))
+
+
 class Clock:
     ticks = 0
 
