@@ -19,7 +19,12 @@ from weft.torch.calls.placeholders import Gradients
 from weft.torch.clip import is_local
 from weft.torch.offload.states import OffloadedStates
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
-from weft.torch.replicas.optimizer_trials import looks_at_several, updates_parts_alike, updates_weights_alone
+from weft.torch.replicas.optimizer_trials import (
+    is_of_torch,
+    looks_at_several,
+    updates_parts_alike,
+    updates_weights_alone,
+)
 from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
 from weft.torch.session import current
@@ -521,6 +526,8 @@ def _refuse_norms(optimizer: Optimizer) -> None:
 
 def _refuse_several(optimizer: Optimizer, session: Session) -> None:
     """Refuse an optimizer that would take some weights for all of them."""
+    if is_of_torch(optimizer) and updates_weights_alone(optimizer):
+        return
     wrapped: DistributedOptimizer | None = getattr(optimizer, WRAPPED, None)
     weights = _parameters(optimizer) if wrapped is None else [weight for weight, _ in wrapped.stepped_on()]
     weights = [weight for weight in weights if weight.requires_grad]

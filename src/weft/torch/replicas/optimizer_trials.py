@@ -55,7 +55,7 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
     """
     if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
         return False
-    if _is_of_torch(optimizer):
+    if is_of_torch(optimizer):
         return True
     if optimizer not in _alike:
         _alike[optimizer] = True  # also while it is tried, which is a step
@@ -80,7 +80,7 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
         return False
     if optimizer not in _in_calls:
         try:
-            _in_calls[optimizer] = _is_of_torch(optimizer) or _tried(_calls_are_alike, optimizer)
+            _in_calls[optimizer] = is_of_torch(optimizer) or _tried(_calls_are_alike, optimizer)
         except Exception as error:  # the calls refuse it, or it takes no weights without gradients
             log.debug("%s cannot be tried in several calls: %r", type(optimizer).__name__, error)
             _in_calls[optimizer] = False
@@ -97,7 +97,7 @@ def looks_at_several(optimizer: Optimizer) -> bool:
 
 def _tried_alone(optimizer: Optimizer) -> bool | None:
     """True if the optimizer updates each weight for itself; None if it cannot be tried."""
-    if _is_of_torch(optimizer):
+    if is_of_torch(optimizer):
         return not isinstance(optimizer, torch.optim.LBFGS)
     if optimizer not in _alone:
         _alone[optimizer] = None  # also while it is tried, which is a step
@@ -112,7 +112,7 @@ def _tried_alone(optimizer: Optimizer) -> bool | None:
     return _alone[optimizer]
 
 
-def _is_of_torch(optimizer: Optimizer) -> bool:
+def is_of_torch(optimizer: Optimizer) -> bool:
     """True if it is one of PyTorch's own."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
