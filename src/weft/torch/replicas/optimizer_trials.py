@@ -38,9 +38,8 @@ PRECISION = 1e-7
 LARGE = 1 << 20
 """Tensors that an optimizer keeps outside of its states are left out of trials if they have more elements."""
 
-_alike: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
-_alone: WeakKeyDictionary[Optimizer, bool | None] = WeakKeyDictionary()
-_in_calls: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Optimizer, dict[Any, bool | None]] = WeakKeyDictionary()
+"""The results of each optimizer's trials; None where one is no answer."""
 
 
 class _RandomNumbers(Exception):
@@ -55,19 +54,7 @@ def updates_parts_alike(optimizer: Optimizer) -> bool:
     """
     if any(OF_WHOLE_WEIGHTS.search(kind.__name__) for kind in type(optimizer).__mro__):
         return False
-    if is_of_torch(optimizer):
-        return True
-    if optimizer not in _alike:
-        _alike[optimizer] = True  # also while it is tried, which is a step
-        try:
-            _alike[optimizer] = _tried(_halves_are_alike, optimizer)
-        except Exception as error:
-            log.warning(
-                "%s is not one of PyTorch's, and cannot be tried on a part of a weight (%r): if its update of a number "
-                "depends on other numbers of the weight, by a norm, say, it is wrong where ranks have parts",
-                type(optimizer).__name__, error,
-            )  # fmt: skip
-    return _alike[optimizer]
+    return is_of_torch(optimizer) or _result(_halves_are_alike, optimizer) is not False
 
 
 def updates_weights_alone(optimizer: Optimizer) -> bool:
@@ -76,15 +63,9 @@ def updates_weights_alone(optimizer: Optimizer) -> bool:
     PyTorch's own do, but for LBFGS. Others are tried on two small weights, at once and each by itself: by an optimizer
     of its own, and in a call of one optimizer, which may count its calls. One that cannot be tried is taken not to.
     """
-    if _tried_alone(optimizer) is not True:
-        return False
-    if optimizer not in _in_calls:
-        try:
-            _in_calls[optimizer] = is_of_torch(optimizer) or _tried(_calls_are_alike, optimizer)
-        except Exception as error:  # the calls refuse it, or it takes no weights without gradients
-            log.debug("%s cannot be tried in several calls: %r", type(optimizer).__name__, error)
-            _in_calls[optimizer] = False
-    return _in_calls[optimizer]
+    if is_of_torch(optimizer):
+        return not isinstance(optimizer, torch.optim.LBFGS)
+    return all(_result(trial, optimizer) is True for trial in (_weights_are_alone, _calls_are_alike))
 
 
 def looks_at_several(optimizer: Optimizer) -> bool:
@@ -92,29 +73,30 @@ def looks_at_several(optimizer: Optimizer) -> bool:
 
     One that cannot be tried is taken not to, with a warning.
     """
-    return _tried_alone(optimizer) is False
-
-
-def _tried_alone(optimizer: Optimizer) -> bool | None:
-    """True if the optimizer updates each weight for itself; None if it cannot be tried."""
     if is_of_torch(optimizer):
-        return not isinstance(optimizer, torch.optim.LBFGS)
-    if optimizer not in _alone:
-        _alone[optimizer] = None  # also while it is tried, which is a step
-        try:
-            _alone[optimizer] = _tried(_weights_are_alone, optimizer)
-        except Exception as error:
-            log.warning(
-                "%s cannot be tried on single weights (%r): if its update of a weight depends on other weights, by a "
-                "norm of all gradients, say, it is wrong where ranks have some of them",
-                type(optimizer).__name__, error,
-            )  # fmt: skip
-    return _alone[optimizer]
+        return isinstance(optimizer, torch.optim.LBFGS)
+    return _result(_weights_are_alone, optimizer) is False
 
 
 def is_of_torch(optimizer: Optimizer) -> bool:
     """True if it is one of PyTorch's own."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+def _result(trial: Callable[[_Way], bool], optimizer: Optimizer) -> bool | None:
+    """The result of a trial; None if the optimizer cannot be tried, with a warning."""
+    results = _known.setdefault(optimizer, {})
+    if trial not in results:
+        results[trial] = None  # also while it is tried, which is a step
+        try:
+            results[trial] = _tried(trial, optimizer)
+        except Exception as error:
+            log.warning(
+                "%s is not one of PyTorch's, and cannot be tried on %s (%r): it is wrong where ranks have some of the "
+                "weights, or parts of them, if its update of a number depends on others, by a norm, say",
+                type(optimizer).__name__, TRIED_ON[trial], error,
+            )  # fmt: skip
+    return results[trial]
 
 
 def _tried(trial: Callable[[_Way], bool], optimizer: Optimizer) -> bool:
@@ -151,7 +133,7 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 class _Way(NamedTuple):
-    """How an optimizer is tried.
+    """Settings and gradients of a trial.
 
     ``one_way``: the gradients have a direction in common, as D-Adaptation needs it to change its rate. Else they are
     orthogonal to the matrix, which AdamP asks for.
@@ -226,6 +208,13 @@ def _calls_are_alike(way: _Way) -> bool:
         _is_same(mine, theirs, start, 1e-5, 1e-7)
         for mine, theirs, start in zip(found.weights, at_once.weights, starts, strict=True)
     )
+
+
+TRIED_ON: dict[Any, str] = {
+    _halves_are_alike: "a part of a weight",
+    _weights_are_alone: "single weights",
+    _calls_are_alike: "some weights after the others",
+}
 
 
 def _is_same(found: Tensor, expected: Tensor, start: Tensor, rtol: float, atol: float) -> bool:
