@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -258,6 +258,7 @@ class DistributedOptimizer(Optimizer):
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.refuse_unseen()
+        _refuse_several(self.optimizer, session)
         shares = self.shares
         with record_outermost(session, "optimizer"):
             weights = self.weights()
@@ -283,10 +284,27 @@ class DistributedOptimizer(Optimizer):
         if by_buckets is None and any(map(is_sharded, _parameters(self.optimizer))):
             return self._update_sharded()
         if whole is None:
-            return update()
+            with nullcontext() if by_buckets is not None else self._held_alone():
+                return update()
         session = current.session()
         with session.doing("the optimizer's step"), _on_device(session, self.weights(), values=True):
             return whole.step(update, _setting_of_cuts())
+
+    @contextmanager
+    def _held_alone(self) -> Iterator[None]:
+        """Inside, the wrapped optimizer's groups have the parameters alone that this rank updates.
+
+        Some optimizers update those without a gradient, too, as if it were zero (Muon's script).
+        """
+        groups, held = self.optimizer.param_groups, self.held()
+        everything, here = [group["params"] for group in groups], iter(held)
+        for group, parameters in zip(groups, everything, strict=True) if not all(held) else ():
+            group["params"] = [each for each in parameters if next(here)]
+        try:
+            yield
+        finally:
+            for group, parameters in zip(groups, everything, strict=True):
+                group["params"] = parameters
 
     def _update_sharded(self) -> Any:
         """An update of DTensors."""
@@ -615,7 +633,7 @@ def warn_of_plain_optimizers() -> None:
             _is_part(parameter) and parameter.grad is not None for parameter in parameters
         ):
             _refuse_norms(optimizer)
-        if not isinstance(optimizer, DistributedOptimizer):
+        if not isinstance(optimizer, DistributedOptimizer) and optimizer not in _wrapped:
             _refuse_several(optimizer, session)
         if optimizer not in idle and _trains_nothing(session, parameters):
             idle.add(optimizer)

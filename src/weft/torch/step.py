@@ -28,6 +28,7 @@ from weft.torch.interceptions import install
 from weft.torch.model import DistributedModel, agree_on_size
 from weft.torch.output import collect
 from weft.torch.placed import changes
+from weft.torch.replicas.sharding.order import CASTS_SHARES
 from weft.torch.replicas.steps import begin_step, finish_step
 from weft.torch.replicas.sync_batch_norm import warn_of_few_samples
 from weft.torch.session import current
@@ -45,10 +46,6 @@ READS_SHARES = (
     "code outside of a layer computes with its weight, of which this replica has a share between calls "
     "(sharded_data_parallel_degree): let the layer's own forward do it and return the result, let the optimizer do it "
     "(weight_decay, say), or leave sharded_data_parallel_degree out"
-)
-CASTS_SHARES = (
-    "a module casts some of its parameters where it runs (self.router.to(torch.float32), say), and replicas share them "
-    "(sharded_data_parallel_degree): do that before weft.DistributedModel, or leave sharded_data_parallel_degree out"
 )
 WITH_SHARES = {
     "got mixed torch.Tensor and DTensor": READS_SHARES,

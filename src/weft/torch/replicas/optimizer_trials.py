@@ -105,8 +105,8 @@ def _tried(trial: Callable[[_Way], bool], optimizer: Optimizer) -> bool:
     own = next(p.dtype for group in optimizer.param_groups for p in group["params"])
     for dtype in (torch.float64, own):
         ways = [
-            _Way(optimizer, settings, dtype, one_way)
-            for settings in _settings(optimizer)
+            _Way(optimizer, settings, dtype, one_way, _first_state(optimizer, parameters))
+            for settings, parameters in _settings(optimizer)
             for one_way in (False, True)
         ]
         try:
@@ -117,32 +117,39 @@ def _tried(trial: Callable[[_Way], bool], optimizer: Optimizer) -> bool:
     raise AssertionError("the last trial returns or raises")
 
 
-def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of groups, of several that differ by numbers alone (rates) those of one.
+def _settings(optimizer: Optimizer) -> list[tuple[dict[str, Any], list[Tensor]]]:
+    """The settings of groups, each with parameters; of several that differ by numbers alone (rates) those of one.
 
     Muon's script gives the matrices to one group, and the others to a group that says ``use_muon=False``.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, tuple[dict[str, Any], list[Tensor]]] = {}
     for group in optimizer.param_groups:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         kind = {
             key: value for key, value in settings.items() if isinstance(value, bool) or _number(value) is None
         }
-        found.setdefault(repr(kind), settings)
+        found.setdefault(repr(kind), (settings, group["params"]))
     return list(found.values())
+
+
+def _first_state(optimizer: Optimizer, parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """Numbers that the optimizer has kept for a parameter since it was made, before any step: APOLLO's seeds."""
+    entries = [optimizer.state[each] for each in parameters[:1] if each in optimizer.state]
+    return next((dict(e) for e in entries if all(isinstance(value, CONSTANTS) for value in e.values())), {})
 
 
 class _Way(NamedTuple):
     """Settings and gradients of a trial.
 
     ``one_way``: the gradients have a direction in common, as D-Adaptation needs it to change its rate. Else they are
-    orthogonal to the matrix, which AdamP asks for.
+    orthogonal to the matrix, which AdamP asks for. ``state``: of each weight, at the start.
     """
 
     optimizer: Optimizer
     settings: dict[str, Any]
     dtype: torch.dtype
     one_way: bool
+    state: dict[str, Any]
 
     def drawn(self) -> list[Tensor]:
         """A small matrix and gradients of it, on the device of the optimizer's parameters.
@@ -271,6 +278,7 @@ def _updated(
     other.param_groups = [{**copy.deepcopy(way.settings), "params": weights}]
     of_all = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
     other.state = defaultdict(dict, copy.deepcopy(of_all))
+    other.state.update((weight, dict(way.state)) for weight in weights if way.state)
     with torch.random.fork_rng(devices=[starts[0].device] if starts[0].is_cuda else []):
         (torch.cuda.manual_seed if starts[0].is_cuda else torch.default_generator.manual_seed)(seed)
         for step in gradients:

@@ -207,6 +207,27 @@ def test_groups_of_unlike_settings_are_tried_each() -> None:
     assert updates_parts_alike(Grouped(groups[:7]))
 
 
+class Seeded(Signs):
+    """Knows something of each weight since it was made."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights)
+        for number, weight in enumerate(self.param_groups[0]["params"]):
+            self.state[weight]["seed"] = number + 1
+
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.grad *= self.state[weight]["seed"] / weight.grad.norm()
+        super().step()
+
+
+def test_states_that_are_there_from_the_start_are_there_in_trials() -> None:
+    optimizer = Seeded(WEIGHT)
+    assert not updates_parts_alike(optimizer) and updates_weights_alone(optimizer)
+    assert dict(optimizer.state[WEIGHT[0]]) == {"seed": 1}
+
+
 class Clock:
     ticks = 0
 

@@ -8,16 +8,22 @@ parameters. With equal shapes nothing would fail.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import nn
 
-from weft.errors import DivergenceError
+from weft.errors import DivergenceError, UsageError
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
+
+CASTS_SHARES = (
+    "a module casts some of its parameters where it runs (self.router.to(torch.float32), say), and replicas share them "
+    "(sharded_data_parallel_degree): do that before weft.DistributedModel, or leave sharded_data_parallel_degree out"
+)
 
 
 class SharingOrder:
@@ -35,6 +41,10 @@ class SharingOrder:
         self._watched: set[int] = set()
         for name, layer in layers.items():
             layer.register_forward_pre_hook(partial(self._note, f"calls {name}"))
+        seen: set[nn.Module] = set()
+        for layer in (*layers.values(), module):
+            _refuse_casts(layer, [each for each in layer.modules() if each not in seen])
+            seen |= set(layer.modules())
 
     def _note(self, text: str, *_: Any) -> None:
         self._done.append(text)
@@ -66,3 +76,21 @@ class SharingOrder:
             f"order, so sums are of different layers: {shown}. Call all layers on every replica (times 0, if their "
             "samples do not need one), or leave out sharded_data_parallel_degree"
         )
+
+
+def _refuse_casts(layer: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Let a layer's calls fail that cast its parameters: FSDP2 would lose their gradients (PyTorch 2.15 in silence)."""
+    found: list[list[torch.dtype]] = []
+
+    def dtypes() -> list[torch.dtype]:
+        return [p.dtype for part in parts for p in part._parameters.values() if p is not None]
+
+    def before(*_: Any) -> None:
+        found[:] = [dtypes()]
+
+    def after(*_: Any) -> None:
+        if found and found.pop() != dtypes():
+            raise UsageError(CASTS_SHARES)
+
+    layer.register_forward_pre_hook(before)  # behind FSDP2's, which has brought the whole parameters
+    layer.register_forward_hook(after, prepend=True)  # before FSDP2's, which takes them away
