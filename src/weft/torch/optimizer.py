@@ -74,6 +74,12 @@ class DistributedOptimizer(Optimizer):
             raise UsageError(
                 f"DistributedOptimizer wraps a torch.optim optimizer, once; it got a {type(optimizer).__qualname__}"
             )
+        if "_optimizer_step_pre_hooks" not in vars(optimizer):
+            name = type(optimizer).__qualname__
+            raise UsageError(
+                f"{name} does not call Optimizer.__init__(), so DistributedOptimizer cannot wrap it: wrap the "
+                f"optimizer inside of it, {name}(weft.DistributedOptimizer(...))"
+            )
         sharded = [model for model in current.session().models if model.sharded]
         known = {id(parameter) for model in sharded for _, parameter in model.reduced_parameters()}
         if sharded and not all(is_sharded(p) or id(p) in known for p in _parameters(optimizer)):

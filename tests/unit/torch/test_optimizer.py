@@ -143,6 +143,13 @@ def test_states_are_those_of_torch_and_load(init: Init):
             assert torch.equal(mine["exp_avg"], theirs["exp_avg"]) and mine["step"] == theirs["step"] == 1
 
 
+class Around(torch.optim.Optimizer):
+    """As ``torch_optimizer.Lookahead``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
 def test_errors(init: Init):
     init()
     inner = sgd(network().parameters())
@@ -153,6 +160,8 @@ def test_errors(init: Init):
         weft.DistributedOptimizer(outer)
     with pytest.raises(UsageError, match="it got a list"):
         weft.DistributedOptimizer([])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"Around does not call .*, Around\(weft.DistributedOptimizer"):
+        weft.DistributedOptimizer(Around(inner))
     lbfgs = weft.DistributedOptimizer(torch.optim.LBFGS(network().parameters()))
     with pytest.raises(
         UsageError, match="LBFGS looks at all parameters at once, and a rank has only its own"
