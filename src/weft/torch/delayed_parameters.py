@@ -166,9 +166,8 @@ class _Record(TorchDispatchMode):
             return result
         try:
             result = func(*args, **kwargs)
-        except (
-            RuntimeError
-        ):  # a value is asked for, or written where there is memory: GPT-BigCode fills a mask so
+        except RuntimeError:
+            # a value is asked for, or written where there is memory: GPT-BigCode fills a mask so
             delayed = [
                 each for each in tensors_in((args, kwargs)) if storage_key(each) in self.recipes.by_storage
             ]

@@ -114,6 +114,7 @@ def placeholder(tensor: Tensor, owner: int, name: str) -> None:
         else:
             tensor.data = _hollow(tensor)
     _marked(tensor, _kind(type(tensor)), owner, name, tensor.device)
+    tensor._weft_forgotten = Gradients.passes  # type: ignore[attr-defined]
 
 
 @contextmanager
