@@ -81,6 +81,32 @@ def optimizers_that_look_at_all_weights_need_them_on_one_rank() -> None:
         optimizer.step()
 
 
+class Forced(torch.optim.SGD):
+    """Takes a gradient that is missing for zeros, as Muon's own script does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+                weight.sub_(mean.lerp_(weight.grad, 0.5), alpha=group["lr"])
+
+
+@check
+def an_optimizer_that_needs_gradients_gets_its_ranks_parameters_alone() -> None:
+    net = seeded(models.Chain)
+    start()
+    model = weft.DistributedModel(net)
+    optimizer = weft.DistributedOptimizer(Forced(net.parameters(), 0.1))
+    train_step(model, vectors(steps=1)[0])
+    optimizer.step()
+    mine = {id(weight) for weight in model.local_parameters()}
+    assert mine and {id(weight) for weight in optimizer.state} == mine
+    assert len(optimizer.param_groups[0]["params"]) == len([*net.parameters()])
+
+
 @check
 def steps_without_zero_grad_add_up() -> None:
     net = seeded(models.Chain)
