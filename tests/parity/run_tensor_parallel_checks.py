@@ -149,6 +149,7 @@ def idempotent() -> None:
     splits = find(net, lambda: net(**batch), size)
     expected, parameters = net(**batch), list(net.parameters())
     shapes = [p.shape for p in parameters]
+    whole = torch.autograd.grad(expected, parameters, retain_graph=True, allow_unused=True)
     wrong = Splits(size, (Region("net", {"net.lost": Linear("row"), "net.head": Linear("column", (5,))}),))
     with pytest.raises(UsageError, match="it is for 3 ranks, and axis tp has 2"):
         split(net, Splits(3, splits.regions), dist.group.WORLD, dist.get_rank(), size, CPU)
@@ -161,7 +162,11 @@ def idempotent() -> None:
     for _ in range(2):
         split(net, splits, dist.group.WORLD, dist.get_rank(), size, CPU)
     assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
-    torch.testing.assert_close(net(**batch), expected)
+    actual = net(**batch)
+    torch.testing.assert_close(actual, expected)
+    actual.backward()  # while the graph of ``expected`` is alive, with the whole parameters
+    for parameter, gradient in zip(parameters, whole, strict=True):
+        torch.testing.assert_close(parameter.grad, None if gradient is None else cut(gradient, parameter))
 
 
 @CHECKS.check

@@ -15,7 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from weft.errors import UsageError, warn
 from weft.session.recording import record_outermost
-from weft.torch.calls.placeholders import Gradients
 from weft.torch.clip import is_local
 from weft.torch.offload.states import OffloadedStates
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
@@ -666,12 +665,4 @@ def warn_of_plain_optimizers() -> None:
                     f"weft.DistributedOptimizer({type(optimizer).__name__}(...))"
                 )
 
-    def begin(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        Gradients.in_update = True
-
-    def end(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        Gradients.in_update = False
-
     register_optimizer_step_pre_hook(look)
-    register_optimizer_step_pre_hook(begin)
-    register_optimizer_step_post_hook(end)

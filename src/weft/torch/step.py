@@ -105,7 +105,6 @@ class Step:
         if self._trains:
             session.went_backward = True
             Gradients.passes += 1
-            Gradients.in_update = False  # also where an optimizer's step has failed
             watching.after_step(session, batch.size, collected)
         return collected
 

@@ -191,6 +191,17 @@ def gradients_of_other_ranks_stand_for_their_owners() -> None:
     ]
     for read in reads:
         refused(read, "the gradient of ", "get_total_norm")
+    seen: list[Any] = []
+
+    class Schedule(torch.optim.lr_scheduler.LRScheduler):
+        """Like that of transformers for Adafactor: it reads the states of parameters with gradients."""
+
+        def get_lr(self) -> list[float | Tensor]:
+            seen.append(weight.grad)
+            return [*self.base_lrs]
+
+    Schedule(sgd(model.parameters())).step()
+    assert seen == [None, None]
     weight.requires_grad_(False)
     assert weight.grad is None
 

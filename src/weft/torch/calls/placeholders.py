@@ -51,14 +51,12 @@ class _Owner:
 class Gradients:
     """Says whether a script that reads ``.grad`` of a placeholder gets a placeholder, as its owner has a gradient.
 
-    Optimizers, PyTorch and weft get None: they leave out what is not here. A script's own sum over gradients would be
-    that of this rank's alone.
+    Optimizers, schedulers, PyTorch and weft get None: they leave out what is not here. A script's own sum over
+    gradients would be that of this rank's alone.
     """
 
     passes = 0
     """So many steps had a backward pass."""
-    in_update = False
-    """True in an optimizer's step."""
 
 
 class Placeholder(Tensor):
@@ -187,10 +185,20 @@ def is_gradient(tensor: Tensor) -> bool:
 
 
 def _asked_by_script(frame: types.FrameType) -> bool:
-    """True if the code of a script or of another library asks, and not PyTorch, weft or an optimizer's step."""
-    if frame.f_globals.get("__name__", "").startswith(("torch.", "weft.")):
+    """True if a script or another library asks, and not PyTorch, weft or the step of an optimizer or a scheduler.
+
+    Such a step reads its state of a parameter with a gradient, which the owner has.
+    """
+    if _module(frame).startswith(("torch.", "weft.")):
         return frame.f_code.co_name == "zero_grad"
-    return not Gradients.in_update
+    caller: types.FrameType | None = frame
+    while caller is not None and not _module(caller).startswith("torch.optim."):
+        caller = caller.f_back
+    return caller is None
+
+
+def _module(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _gradient(tensor: Placeholder) -> Tensor | None:

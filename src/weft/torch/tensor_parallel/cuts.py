@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from weft.errors import UsageError
 from weft.torch.tensors.marks import CUT
+from weft.torch.tensors.shards import resize
 
 
 class Holders(Protocol):
@@ -187,7 +188,7 @@ def cut_in_place(parameter: Any, how: Cut, shard_group: Holders) -> None:
     """Let a whole parameter hold its part only; it stays the same object. One without data is cut when it is made."""
     if parameter.device.type != "meta":
         with torch.no_grad():
-            parameter.data = cut_by(parameter.data, how, shard_group.rank, shard_group.size)
+            resize(parameter, cut_by(parameter.data, how, shard_group.rank, shard_group.size))
         if parameter.grad is not None:
             parameter.grad = None
     mark(parameter, how, shard_group)

@@ -45,6 +45,18 @@ def used(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def resize(parameter: Tensor, values: Tensor) -> None:
+    """Let a parameter hold values of another shape, its shard or its whole.
+
+    The autograd node that adds up its gradient expects the former shape, and lives as long as any graph that has it.
+    PyTorch gives the parameter a new node only with another dtype.
+    """
+    if values.shape != parameter.shape:
+        other = torch.float16 if values.dtype == torch.float32 else torch.float32
+        parameter.data = values.new_empty(0, dtype=other)
+    parameter.data = values
+
+
 def sizes_of(total: int, ranks: int) -> list[int]:
     """The number of positions of each rank, of ``total``, as ``torch.chunk`` would cut them.
 

@@ -45,3 +45,13 @@ def test_what_gathers_itself_on_use_is_not_gathered_before():
 def test_a_plain_tensor_stays_as_it_is():
     tensor = torch.empty(2)
     assert not shards.stays_sharded(tensor) and shards.used(tensor) is tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_of_another_shape_gets_gradients_of_that_shape(dtype: torch.dtype) -> None:
+    parameter = torch.nn.Parameter(torch.randn(4, 3, dtype=dtype))
+    x = torch.randn(2, 5, 3, dtype=dtype)
+    alive = torch.nn.functional.linear(x, parameter)
+    shards.resize(parameter, parameter.data[:2].clone())
+    torch.nn.functional.linear(x, parameter).sum().backward()
+    assert parameter.grad is not None and parameter.grad.shape == (2, 3) and alive.requires_grad

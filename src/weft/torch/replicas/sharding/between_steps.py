@@ -28,6 +28,7 @@ from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
 from weft.torch.tensor_parallel.cuts import cut_by, joined, mark, unmark
+from weft.torch.tensors.shards import resize
 
 MESSAGE_BYTES = 25 << 20
 """About as many bytes of a rank's shares travel in one message."""
@@ -84,7 +85,7 @@ class SharedParameters:
             for (_, parameter, how), share, each in zip(cuts, shares, pieces, strict=True):
                 self._kept[id(parameter)] = parameter.grad
                 parameter.grad = None
-                parameter.data = joined([piece.view(share.shape) for piece in each], how)
+                resize(parameter, joined([piece.view(share.shape) for piece in each], how))
                 unmark(parameter)
             del shares, own, parts, pieces
         if self.units is not None:
@@ -133,7 +134,7 @@ class SharedParameters:
                     'before the model is wrapped, or write "sharded_data_parallel_degree": 1'
                 )
             parameter.grad = None
-            parameter.data = cut_by(parameter.data, how, place, size)
+            resize(parameter, cut_by(parameter.data, how, place, size))
             mark(parameter, how, self._sharding_group)
             if grad is not None:
                 part = cut_by(grad, how, place, size)

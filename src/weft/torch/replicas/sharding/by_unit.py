@@ -25,6 +25,7 @@ from weft.torch.replicas.sharding.collectives import ShardingGroup
 from weft.torch.session.session import Session
 from weft.torch.tensor_parallel import Cut
 from weft.torch.tensor_parallel.cuts import mark, unmark
+from weft.torch.tensors.shards import resize
 
 MESSAGE_BYTES = 25 << 20
 
@@ -123,7 +124,7 @@ class Units:
                     'not averaged: write "sharded_parameters_gathered": "step"'
                 )
             assert weight.share is not None
-            parameter.data = weight.share
+            resize(parameter, weight.share)
             mark(parameter, weight.how, self._sharding_group)
             kept = weight.kept
             if weight in had and weight.sum is not None:
