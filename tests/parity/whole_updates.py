@@ -360,7 +360,7 @@ def what_would_take_a_part_for_all_of_a_weight_is_refused() -> None:
     plain.step()  # there is nothing to do
     wrapped = weft.DistributedOptimizer(AllAtOnce(job.model.parameters()))
     job.step(job.model, job.batch(0).chunk(weft.rdp_size())[weft.rdp_rank()])
-    with pytest.raises(UsageError, match="AllAtOnce updates several weights at once"):
+    with pytest.raises(UsageError, match="AllAtOnce (updates|looks at) several weights at once"):
         wrapped.step()
 
 

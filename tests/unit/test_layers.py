@@ -47,7 +47,7 @@ ROOMS = {
         ("pytorch",), ("tensors",), ("calls", "offload", "output"), ("backward", "session"), ("execution",),
         ("agreement", "amp", "delayed_parameters", "gathering", "keras_layers", "tensor_parallel", "watching"),
         ("context_parallel", "pretrained", "replicas"),
-        ("clip", "data_parallel"), ("optimizer",), ("interceptions",),
+        ("clip", "data_parallel", "optimizer_steps"), ("optimizer",), ("interceptions",),
         ("activation_checkpointing", "placed", "trace", "wrappable"), ("model", "verify"),
         ("checkpoint", "split", "step_run"), ("rehearse",), ("join",), ("example_graph", "step"), ("graph_file",),
         ("example_check",),

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, Adafactor, Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim import LBFGS, Optimizer
 
-from weft.errors import UsageError, warn
+from weft.errors import UsageError
 from weft.session.recording import record_outermost
 from weft.torch.clip import is_local
 from weft.torch.offload.states import OffloadedStates
+from weft.torch.optimizer_steps import (
+    host_weights_of,
+    on_device,
+    parameters_of,
+    refuse_reading,
+    refuse_several,
+    setting_of_cuts,
+)
 from weft.torch.replicas.full_tensors import full_tensor, is_sharded, like
 from weft.torch.replicas.optimizer_trials import (
-    is_of_torch,
-    looks_at_several,
     updates_parts_alike,
     updates_weights_alone,
 )
@@ -28,8 +32,7 @@ from weft.torch.replicas.reducer import without_gradients
 from weft.torch.replicas.sharded_optimizer import Shares, by_parameter, tensors_and_plain
 from weft.torch.session import current
 from weft.torch.session.collectives import gather_tensors
-from weft.torch.session.session import Session
-from weft.torch.tensor_parallel import axes_of, can_cut, cut, cut_of, is_cut
+from weft.torch.tensor_parallel import axes_of, can_cut, cut, is_cut
 from weft.torch.tensors.marks import WRAPPED
 
 if TYPE_CHECKING:
@@ -41,10 +44,6 @@ SHARE = "_weft_share"
 
 MASTERS, SCALE = "fp32_masters", "loss_scale"
 """Where states have the copies that an optimizer steps on, by the number of their parameter, and the loss scale."""
-
-
-_wrapped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-"""Optimizers that a :class:`DistributedOptimizer` steps."""
 
 
 def _passed_on(name: str) -> property:
@@ -81,14 +80,13 @@ class DistributedOptimizer(Optimizer):
             )
         sharded = [model for model in current.session().models if model.sharded]
         known = {id(parameter) for model in sharded for _, parameter in model.reduced_parameters()}
-        if sharded and not all(is_sharded(p) or id(p) in known for p in _parameters(optimizer)):
+        if sharded and not all(is_sharded(p) or id(p) in known for p in parameters_of(optimizer)):
             raise UsageError(
                 "the optimizer has parameters from before they were sharded: build it from model.parameters() after "
                 "model = DistributedModel(...)"
             )
-        _refuse_reading(optimizer)
+        refuse_reading(optimizer)
         self.optimizer = optimizer
-        _wrapped.add(optimizer)
         self._shares: Shares | None = None
         self._whole_updates: WholeUpdates | None = None
         self._offloaded: OffloadedStates | None = None
@@ -178,7 +176,7 @@ class DistributedOptimizer(Optimizer):
 
     def weights(self) -> list[Tensor]:
         """The model's parameters by their numbers in the optimizer."""
-        return _parameters(self.optimizer)
+        return parameters_of(self.optimizer)
 
     @property
     def whole_updates(self) -> WholeUpdates | None:
@@ -263,16 +261,16 @@ class DistributedOptimizer(Optimizer):
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.refuse_unseen()
-        _refuse_several(self.optimizer, session)
+        refuse_several(self.optimizer, session)
         shares = self.shares
         with record_outermost(session, "optimizer"):
             weights = self.weights()
             with session.agreement.stepping(weights):
                 if shares is None:
-                    with _on_device(session, weights):
+                    with on_device(session, weights):
                         return self._update()
                 others = [weight for weight, held in zip(weights, self.held(), strict=True) if not held]
-                with _on_device(session, weights), without_gradients(others):
+                with on_device(session, weights), without_gradients(others):
                     result = self._update()
                 self._exchange(shares)
                 return result
@@ -280,20 +278,20 @@ class DistributedOptimizer(Optimizer):
     def _exchange(self, shares: Shares) -> None:
         """Bring each replica's weights to the others; collective over the replicas."""
         session, weights = current.session(), self.weights()
-        with session.doing("the optimizer's step"), _on_device(session, weights, values=True):
+        with session.doing("the optimizer's step"), on_device(session, weights, values=True):
             shares.exchange({n: w for n, w in enumerate(weights) if w.requires_grad and is_local(w)})
 
     def _update(self) -> Any:
         by_buckets, whole = self.offloaded or self._weights_by_buckets, self.whole_updates
         update = self.optimizer.step if by_buckets is None else by_buckets.step
-        if by_buckets is None and any(map(is_sharded, _parameters(self.optimizer))):
+        if by_buckets is None and any(map(is_sharded, parameters_of(self.optimizer))):
             return self._update_sharded()
         if whole is None:
             with nullcontext() if by_buckets is not None else self._held_alone():
                 return update()
         session = current.session()
-        with session.doing("the optimizer's step"), _on_device(session, self.weights(), values=True):
-            return whole.step(update, _setting_of_cuts())
+        with session.doing("the optimizer's step"), on_device(session, self.weights(), values=True):
+            return whole.step(update, setting_of_cuts())
 
     @contextmanager
     def _held_alone(self) -> Iterator[None]:
@@ -356,14 +354,14 @@ class DistributedOptimizer(Optimizer):
     def _weights_by_buckets(self) -> OffloadedStates | None:
         """Brings offloaded weights to the device bucket by bucket, where an optimizer can update some after others."""
         session = current.session()
-        if not any(_host_weights(session)) or not updates_weights_alone(self.optimizer):
+        if not any(host_weights_of(session)) or not updates_weights_alone(self.optimizer):
             return None
         return OffloadedStates(self.optimizer, session.device, setting="offload_weights")
 
     def _give_state(self, content: Mapping[str, Any]) -> None:
         """Give a state to the wrapped optimizer."""
         offloaded = self.offloaded
-        with _on_device(current.session(), self.weights()):  # where PyTorch brings the states
+        with on_device(current.session(), self.weights()):  # where PyTorch brings the states
             if offloaded is None:
                 self.optimizer.load_state_dict(dict(content))
             else:
@@ -501,168 +499,3 @@ class DistributedOptimizer(Optimizer):
             if mine[int(n)]
         }
         self._give_state(content)
-
-
-def _refuse_reading(optimizer: Optimizer) -> None:
-    """Refuse an optimizer of PyTorch's that reads norms of shares, which FSDP2 gathers nowhere."""
-    if isinstance(optimizer, Adafactor) and any(
-        is_sharded(p) for g in optimizer.param_groups for p in g["params"]
-    ):
-        raise UsageError(
-            "Adafactor reads norms of weights as numbers, which shares of FSDP2 do not have: write "
-            '"sharded_data_parallel_degree": 1, share parameters inside a pipeline ("partitions" or '
-            '"tensor_parallel_degree" above 1), or take AdamW, say'
-        )
-
-
-def _is_part(parameter: Tensor) -> bool:
-    """True if the parameter is a part of a larger one just now."""
-    how = cut_of(parameter)
-    return how is not None and how.shape != tuple(parameter.shape)
-
-
-def _setting_of_cuts() -> str:
-    """The setting by which parameters are cut."""
-    settings = current.session().settings
-    degrees = ("sharded_data_parallel_degree", "expert_parallel_degree")
-    return next((name for name in degrees if getattr(settings, name) > 1), "tensor_parallel_degree")
-
-
-def _refuse_norms(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that would take a part of a weight for all of it."""
-    if updates_parts_alike(optimizer):
-        return
-    name = type(optimizer).__name__
-    why, advice = "updates a weight by the norm, or another measure, of all of it", "take AdamW, say"
-    if optimizer not in _wrapped:
-        advice = (
-            f"wrap it, optimizer = weft.DistributedOptimizer({name}(...)), which brings each weight to one rank for "
-            "its update"
-        )
-    else:
-        why = "updates several weights at once, by a norm or another measure of all of them"
-    raise UsageError(
-        f"{name} {why}, and ranks that split tensors or share parameters have parts: {advice}, or write "
-        f'"{_setting_of_cuts()}": 1'
-    )
-
-
-def _refuse_several(optimizer: Optimizer, session: Session) -> None:
-    """Refuse an optimizer that would take some weights for all of them."""
-    if is_of_torch(optimizer) and updates_weights_alone(optimizer):
-        return
-    wrapped: DistributedOptimizer | None = getattr(optimizer, WRAPPED, None)
-    weights = _parameters(optimizer) if wrapped is None else [weight for weight, _ in wrapped.stepped_on()]
-    weights = [weight for weight in weights if weight.requires_grad]
-    remedy = None
-    if len({weight._weft_owner for weight in weights}) > 1:  # type: ignore[attr-defined]
-        remedy = '"partitions": 1'
-    elif wrapped is not None and wrapped.shares is not None and len(weights) > 1:
-        remedy = '"shard_optimizer_state": false'
-    elif any(id(weight) in model.expert_ids for model in session.models for weight in weights):
-        remedy = '"expert_parallel_degree": 1'
-    if remedy is not None and looks_at_several(optimizer):
-        raise UsageError(
-            f"{type(optimizer).__name__} looks at several weights at once, by a norm of all of them, say, and each "
-            "rank would see its own alone: take an optimizer that updates each weight for itself (AdamW, say), or "
-            f"write {remedy}"
-        )
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer, as it has them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _trains_nothing(session: Session, parameters: list[Tensor]) -> bool:
-    """True if the steps so far have computed no gradients for these parameters, as the first rank sees it."""
-    if session.rank or not session.steps or session.went_backward:
-        return False
-    return all(parameter.grad is None for parameter in parameters)
-
-
-def _host_weights(session: Session) -> Iterator[Any]:
-    """The weights of each model that wait in host memory."""
-    return (model.host_weights for model in session.models if model.host_weights is not None)
-
-
-@contextmanager
-def _on_device(session: Session, weights: Sequence[Tensor], values: bool = False) -> Iterator[None]:
-    """Inside, weights that wait in host memory are on the device; ``values``: with their values, all at once.
-
-    Otherwise an optimizer's step brings those that have gradients, see :func:`bring_weights_for_steps`.
-    """
-    with ExitStack() as stack:
-        for each in _host_weights(session):
-            stack.enter_context(each.on_device(weights, values))
-        yield
-
-
-def bring_weights_for_steps() -> None:
-    """Let the step of any optimizer find offloaded weights on the device, if they have gradients; for the whole
-    process."""
-
-    def updated(optimizer: Optimizer) -> list[Tensor]:
-        if isinstance(optimizer, DistributedOptimizer):
-            return []
-        return [p for p in _parameters(optimizer) if p.grad is not None]
-
-    def bring(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for each in _host_weights(current.session()) if current.is_initialized() else ():
-            each.bring(updated(optimizer))
-
-    def take_back(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for each in _host_weights(current.session()) if current.is_initialized() else ():
-            each.take_back(updated(optimizer))
-
-    register_optimizer_step_pre_hook(bring)
-    register_optimizer_step_post_hook(take_back)
-
-
-def warn_of_plain_optimizers() -> None:
-    """Warn scripts that forgot the wrapper when an optimizer first steps on a split model, or that forgot the backward
-    pass, and refuse optimizers that step inside of a step; for the whole process."""
-    seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-    idle: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not current.is_initialized():
-            return
-        session = current.session()
-        parameters = _parameters(optimizer)
-        if session.in_step:
-            own = {id(parameter) for model in session.models for parameter in model.parameters()}
-            if any(id(parameter) in own for parameter in parameters):
-                session.check_outside("the optimizer's step()")
-        if (session.mesh.tp > 1 or session.settings.replica_shards > 1) and any(
-            _is_part(parameter) and parameter.grad is not None for parameter in parameters
-        ):
-            _refuse_norms(optimizer)
-        if not isinstance(optimizer, DistributedOptimizer) and optimizer not in _wrapped:
-            _refuse_several(optimizer, session)
-        if optimizer not in idle and _trains_nothing(session, parameters):
-            idle.add(optimizer)
-            warn(
-                f"{type(optimizer).__name__}.step() trains nothing: no step has had a backward pass, so there are no "
-                "gradients. Call model.backward(loss) in the function that @weft.step decorates"
-            )
-        if optimizer in seen or optimizer in _wrapped or session.pipeline is None:
-            return
-        if isinstance(optimizer, DistributedOptimizer):
-            return
-        if any(parameter._weft_owner is not None for parameter in parameters):  # type: ignore[attr-defined]
-            if session.settings.rebalance:
-                raise UsageError(
-                    f"rebalance moves parameters to other ranks, but this {type(optimizer).__name__} is not wrapped, "
-                    "and what it keeps for them would stay: write optimizer = "
-                    f'weft.DistributedOptimizer({type(optimizer).__name__}(...)), or "rebalance": false'
-                )
-            seen.add(optimizer)
-            if session.rank == 0:
-                warn(
-                    f"this {type(optimizer).__name__} steps on a split model and is not wrapped, so its state_dict() "
-                    "has the states of this rank only, and checkpoints have none: write optimizer = "
-                    f"weft.DistributedOptimizer({type(optimizer).__name__}(...))"
-                )
-
-    register_optimizer_step_pre_hook(look)
