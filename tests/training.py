@@ -67,6 +67,18 @@ def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, eps=1e-5)
 
 
+class ByAllGradients(torch.optim.SGD):
+    """Divides by the norm of the gradients of all weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        for grad in grads:
+            grad /= norm
+        super().step()
+
+
 def start(**settings: Any) -> None:
     """New settings for the models that come. One left over on some ranks only would take part in their steps."""
     gc.collect()

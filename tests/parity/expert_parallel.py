@@ -21,6 +21,7 @@ from tests.parity import experts
 from tests.parity.experts import Layer
 from tests.parity.registry import Checks
 from tests.parity.tensor_parallel_models import WIDTH, Mixture, Residual, Routed, Shared, Sorted, Stacked
+from tests.training import ByAllGradients
 from weft.errors import UsageError
 from weft.torch.delayed_parameters import materialise
 from weft.torch.session import current
@@ -415,6 +416,17 @@ def an_optimizer_that_looks_at_whole_weights_updates_experts() -> None:
     assert job.train() == pytest.approx(job.train_alone(), rel=1e-4)
     assert job.shared() == ["0.mixture", "1.mixture.experts"]
     torch.testing.assert_close(job.model.state_dict(), dict(job.alone.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+@CHECKS.check
+def an_optimizer_that_looks_at_several_weights_is_refused() -> None:
+    """A replica has its experts alone."""
+    job = Job(verify="off")
+    job.optimizer = weft.DistributedOptimizer(ByAllGradients(job.model.parameters()))
+    with pytest.raises(
+        UsageError, match='looks at several weights .*"(partitions|expert_parallel_degree)": 1'
+    ):
+        job.train()
 
 
 class Chained(Mixture):

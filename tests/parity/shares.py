@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ import weft.torch as weft
 from tests import models, training
 from tests.parity.registry import Checks
 from tests.parity.together import told
-from tests.training import STEPS, mean_squared_error, squares, start, step_of
+from tests.training import STEPS, ByAllGradients, mean_squared_error, squares, start, step_of
 from weft.compat.modelparallel.optimizers import FusedLAMB
 from weft.errors import UsageError
 from weft.torch.offload import states
@@ -170,6 +171,16 @@ def weights_for_evaluation_reach_all_replicas() -> None:
     assert found[0][0] == found[1][0]
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         same(one, other)
+
+
+@CHECKS.check
+def optimizers_that_look_at_several_weights_are_refused() -> None:
+    net = network()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    job = Job(True, ByAllGradients, net)
+    with pytest.raises(UsageError, match='looks at several weights .*"(partitions|shard_optimizer_state)": '):
+        job.train(1)
+    same(before, job.model.state_dict())
 
 
 def grouped(parameters: Iterable[Any]) -> torch.optim.Optimizer:

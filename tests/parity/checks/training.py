@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import weft.torch as weft
 from tests import models
-from tests.training import step_of
+from tests.training import ByAllGradients, step_of
 from weft.errors import UsageError
 
 from ..compare import Record, copies, gradients, train_alone
@@ -46,18 +46,6 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     """One step without a backward pass."""
     with torch.no_grad():
         return model(x)
-
-
-class ByAllGradients(torch.optim.SGD):
-    """Divides by the norm of the gradients of all weights."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.stack([grad.norm() for grad in grads]).norm()
-        for grad in grads:
-            grad /= norm
-        super().step()
 
 
 @check
