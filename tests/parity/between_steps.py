@@ -30,7 +30,7 @@ import weft.torch as weft
 from tests import models
 from tests.parity.registry import Checks
 from tests.training import step_of
-from weft.errors import WeftError
+from weft.errors import UsageError, WeftError
 from weft.reduce.exchange import all_reduce_extreme
 
 CHECKS = Checks()
@@ -86,8 +86,9 @@ def momentum(parameters: list[nn.Parameter], **more: Any) -> torch.optim.Optimiz
 class Alone:
     """One process that trains, each optimizer its own half of the parameters."""
 
-    def __init__(self, *kinds: Made) -> None:
+    def __init__(self, *kinds: Made, before: Callable[[nn.Module], Any] | None = None) -> None:
         self.net = network()
+        self.before = before and before(self.net)
         parameters = list(self.net.parameters())
         each = len(parameters) // len(kinds)
         self.optimizers = [made(parameters[n * each : (n + 1) * each]) for n, made in enumerate(kinds)]
@@ -106,10 +107,14 @@ class Alone:
 class Split(Alone):
     """The same over the ranks."""
 
-    def __init__(self, settings: Mapping[str, Any], *kinds: Made) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], *kinds: Made, before: Callable[[nn.Module], Any] | None = None
+    ) -> None:
         gc.collect()
         weft.init({"microbatches": 2, "ddp": True, **settings})
-        self.model = weft.DistributedModel(network())
+        net = network()
+        self.before = before and before(net)
+        self.model = weft.DistributedModel(net)
         self.scaler = weft.amp.GradScaler("cpu", init_scale=4.0)
         parameters = list(self.model.parameters())
         each = len(parameters) // len(kinds)
@@ -133,6 +138,84 @@ def layouts() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, settings in LAYOUTS[int(os.environ["WORLD_SIZE"])].items():
         yield name, settings
         weft.shutdown()
+
+
+# --- before the model is wrapped ----------------------------------------------------------------------------------
+
+
+def alive(net: nn.Module) -> Tensor:
+    """A result whose graph lives as long as the job."""
+    return loss_of(net, batches()[-1])
+
+
+def graded(net: nn.Module) -> None:
+    alive(net).backward()
+
+
+def masked(net: nn.Module) -> None:
+    """Half of each gradient counts, as where parts of weights are frozen."""
+    for parameter in net.parameters():
+        parameter.register_hook(lambda grad: grad * (torch.arange(grad.numel()).view(grad.shape) % 2))
+
+
+@CHECKS.of_each("alive", "graded", "masked")
+def what_happened_before_the_model_was_wrapped(kind: str) -> None:
+    """Graphs of it that are alive, gradients that it has, hooks for its gradients."""
+    before = {"alive": alive, "graded": graded, "masked": masked}[kind]
+    for layout, settings in layouts():
+        alone, split = Alone(momentum, before=before), Split(settings, momentum, before=before)
+        for number, x in enumerate(batches()):
+            for each in (alone, split):
+                if number == 0:  # gradients from before count
+                    each.backward(x)
+                    each.optimizers[0].step()
+                else:
+                    each.step(x)
+        split.compare(alone, layout)
+
+
+@CHECKS.check
+def hooks_that_come_later() -> None:
+    """For gradients of shards they are an error; elsewhere they run."""
+    for layout, settings in layouts():
+        alone, split = Alone(momentum), Split(settings, momentum)
+        alone.step(batches()[0])
+        split.step(batches()[0])
+        masked(alone.net)
+        masked(split.model)
+        if "tensors" in layout or layout == "shared parameters":
+            with pytest.raises(UsageError, match="hook .*: register (it|the hook) before"):
+                split.step(batches()[1])
+            continue
+        for x in batches()[1:]:
+            alone.step(x)
+            split.step(x)
+        split.compare(alone, layout)
+
+
+@CHECKS.check
+def a_hook_that_takes_gradients_before_replicas_average_them() -> None:
+    def take(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    for early in (True, False):
+        for layout, settings in layouts():
+            if layout not in ("copies", "shared states"):
+                continue
+            split = Split(
+                settings, momentum, before=lambda net, early=early: hooked(net, take) if early else None
+            )  # type: ignore[misc]
+            if not early:
+                hooked(split.model, take)
+            with pytest.raises(
+                UsageError, match="a hook of the script takes the gradient of .* before replicas"
+            ):
+                split.backward(batches()[0])
+
+
+def hooked(net: nn.Module, hook: Callable[[Tensor], None]) -> None:
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
 
 
 # --- before the first step: what the first rank has goes to all -------------------------------------------------

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from weft.errors import UsageError
-from weft.torch.pytorch.private import capture, gradient_hooks, hooks_are_known, run_engine
+from weft.torch.pytorch.private import (
+    capture,
+    gradient_hooks,
+    has_backward_hooks,
+    has_forward_hooks,
+    has_tensor_hooks,
+    hooks_are_known,
+    run_engine,
+)
 from weft.torch.tensors.pytree import tensors_in
 
 
@@ -51,7 +59,7 @@ class Forget:
         self._forget(parameter)
 
 
-def unwatched(parameter: nn.Parameter) -> bool:
+def unwatched(parameter: Tensor) -> bool:
     """True if nobody but weft looks at the gradient when it grows."""
     return hooks_are_known(parameter) and not foreign_hooks(parameter)
 
@@ -59,6 +67,17 @@ def unwatched(parameter: nn.Parameter) -> bool:
 def foreign_hooks(parameter: Tensor) -> bool:
     """True if the script has hooks that run when the gradient has grown."""
     return not all(isinstance(hook, (Arrival, Forget)) for hook in gradient_hooks(parameter))
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """True if the script has hooks for the parameter's gradient, before or after it is added."""
+    return has_tensor_hooks(parameter) or foreign_hooks(parameter)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """True if the script has hooks around the module's calls, or for gradients of its own parameters."""
+    own = map(has_gradient_hooks, module.parameters(recurse=False))
+    return has_forward_hooks(module) or has_backward_hooks(module) or any(own)
 
 
 def announce(parameter: nn.Parameter) -> None:

@@ -1,8 +1,8 @@
 """Weights that positions of several ranks use: whole on each, with gradients that are all-reduced, once a step.
 
 in a step         each rank sums the gradients of its positions, over all microbatches
-at its end        the ranks' sums are all-reduced, and become gradients as autograd makes them, with all hooks
-elsewhere         gradients that somebody asks for (``torch.autograd.grad``) are all-reduced at once
+at its end        the ranks' sums are all-reduced, and become gradients as autograd makes them
+at once           gradients that somebody asks for (``torch.autograd.grad``), or for which the script has hooks
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from weft.torch.backward.autograd import accumulates, run_autograd
+from weft.torch.backward.autograd import accumulates, run_autograd, unwatched
 from weft.torch.tensor_parallel.shard_group import ShardGroup, enter, new_name
 from weft.torch.tensors.shards import ShardPositions
 
@@ -71,7 +71,13 @@ class ContextGroup(ShardGroup):
         return zigzag(total, self.size) if self.balanced else super().positions(total)
 
     def uses(self, full: Tensor) -> Tensor:
-        if self.waits and full.is_leaf and full.requires_grad and torch.is_grad_enabled():
+        if (
+            self.waits
+            and full.is_leaf
+            and full.requires_grad
+            and torch.is_grad_enabled()
+            and unwatched(full)  # a script's hook gets the gradient of each microbatch
+        ):
             result: Tensor = _Used.apply(full, self)
             return result
         return enter(full, self)

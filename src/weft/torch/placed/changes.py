@@ -18,12 +18,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.errors import UsageError
+from weft.torch.backward.autograd import has_gradient_hooks
 from weft.torch.execution.unit_call import unit_call
 from weft.torch.pytorch.private import HOOK_TABLES, PART_TABLES, has_backward_hooks
 from weft.torch.replicas.steps import synchronise
 from weft.torch.replicas.sync_batch_norm import BatchNorm
 from weft.torch.session.divergence import compare_models
 from weft.torch.session.session import Session
+from weft.torch.tensor_parallel import axes_of
 
 _hooks = itemgetter(*HOOK_TABLES)
 Dropout: Any = nn.Dropout.__base__
@@ -44,6 +46,7 @@ class Outline:
         self._forwards = self._find_forwards()
         self._keys, self._values = self._find_parts()
         self.parameters = dict(root.named_parameters())
+        self.shards = {name: each for name, each in self.parameters.items() if "tp" in axes_of(each)}
         self._kinds = self._find_kinds()
         self._numbers = self._find_hooks()
         self._dropouts = [module for module in self.names.values() if isinstance(module, Dropout)]
@@ -181,6 +184,16 @@ def check_backward_hooks(outline: Outline, units: set[str]) -> None:
             )
 
 
+def refuse_hooks_of_shards(outline: Outline) -> None:
+    """Refuse a script's hook for a gradient of which this rank computes a shard."""
+    for name, parameter in outline.shards.items():
+        if has_gradient_hooks(parameter):
+            raise UsageError(
+                f"{name} got a hook for its gradient after its first step, but ranks hold shards of it, and the hook "
+                "would get a shard's gradient: register the hook before the first step, which keeps the module whole"
+            )
+
+
 def look(session: Session) -> None:
     """Take in, or refuse, what the script has changed in its models since the last step.
 
@@ -190,6 +203,7 @@ def look(session: Session) -> None:
         outline: Outline | None = model.outline
         if outline is None:
             continue
+        refuse_hooks_of_shards(outline)
         if not outline.is_whole():
             _renew(session, model, outline)
         elif not outline.is_alike():

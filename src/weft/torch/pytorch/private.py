@@ -355,7 +355,12 @@ def gradient_hooks(parameter: Tensor) -> Sequence[Callable[[Tensor], None]]:
 
 def hooks_are_known(parameter: Tensor) -> bool:
     """True if all who look at the parameter's gradient are found by :func:`gradient_hooks`."""
-    return _HOOKS and not parameter._backward_hooks
+    return _HOOKS and not has_tensor_hooks(parameter)
+
+
+def has_tensor_hooks(parameter: Tensor) -> bool:
+    """True if hooks get the parameter's gradient before it is added to ``.grad``."""
+    return bool(getattr(parameter, "_backward_hooks", None))
 
 
 _HOOKS = all(

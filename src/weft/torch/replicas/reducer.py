@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -152,6 +152,8 @@ class Reducer:
             self.refuse_unseen()
             at_end_of_backward(self._finish_outside)
             self.begin(outside=True)
+        if self._named[number][1].grad is None:
+            self._refuse_taken(number)
         self._seen[number] += 1
         self._last_arrival[number] = self._clock
         self._clock += 1
@@ -199,6 +201,13 @@ class Reducer:
             counts[:] = map(max, counts, self._seen)
         self._active = False
 
+    def _refuse_taken(self, number: int) -> NoReturn:
+        raise UsageError(
+            f"a hook of the script takes the gradient of {self._named[number][0]} before replicas have averaged it, so "
+            "each would train on its own samples: let the optimizer step after the step, or write "
+            '"sharded_data_parallel_degree" and register hooks on parameters of weft.DistributedModel(...)'
+        )
+
     def _due(self) -> bool:
         """True if this step's gradients are to be averaged, and not only summed."""
         return self._passes + 1 >= self.options.passes
@@ -231,6 +240,9 @@ class Reducer:
         for bucket in self._buckets:
             for member in bucket.missing_gradients():
                 found[member] = True
+        for number, seen in enumerate(self._seen if not joined else ()):
+            if seen and not found[number]:
+                self._refuse_taken(number)
         present, late = self.votes.trailer(found, [bucket.number in self._late for bucket in self._buckets])
         replicas = self.votes.replicas
         factor = 1.0 if self.divide_by_all else replicas / (replicas - header.done)

@@ -185,10 +185,14 @@ def can_cut(value: Tensor, parameter: Tensor) -> bool:
 
 
 def cut_in_place(parameter: Any, how: Cut, shard_group: Holders) -> None:
-    """Let a whole parameter hold its part only; it stays the same object. One without data is cut when it is made."""
+    """Let a whole parameter, and its gradient, be this rank's part only; it stays the same object.
+
+    One without data is cut when it is made.
+    """
     if parameter.device.type != "meta":
+        grad, parameter.grad = parameter.grad, None
         with torch.no_grad():
             resize(parameter, cut_by(parameter.data, how, shard_group.rank, shard_group.size))
-        if parameter.grad is not None:
-            parameter.grad = None
+            if grad is not None:
+                parameter.grad = cut_by(grad, how, shard_group.rank, shard_group.size)
     mark(parameter, how, shard_group)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.torch.backward.autograd import has_gradient_hooks, is_hooked
 from weft.torch.pytorch.private import (
-    has_backward_hooks,
-    has_forward_hooks,
     imagined_mesh,
     is_compiled,
 )
@@ -357,8 +356,9 @@ def owners_of(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _is_altered(module: nn.Module, hooks: bool = True) -> bool:
-    """True if somebody does something of his own around the module's calls; ``hooks``: whether hooks count."""
-    hooked = hooks and (has_forward_hooks(module) or has_backward_hooks(module))
+    """True if somebody does something of his own around the module's calls, or with gradients of its parameters;
+    ``hooks``: whether hooks around its calls count."""
+    hooked = is_hooked(module) if hooks else any(map(has_gradient_hooks, module.parameters(recurse=False)))
     return hooked or "forward" in vars(module) or is_compiled(module)
 
 

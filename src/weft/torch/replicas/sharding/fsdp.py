@@ -18,7 +18,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from weft.torch.backward.autograd import has_gradient_hooks
 from weft.torch.gathering.layers import blocks
+from weft.torch.replicas.full_tensors import like
 from weft.torch.replicas.sharding.order import SharingOrder
 from weft.torch.replicas.steps import backend_of, new_group
 from weft.torch.session.session import Session
@@ -36,13 +38,23 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
     mesh = _mesh(session)
     names = {part: name for name, part in module.named_modules()}
     layers = {names[block]: block for block in blocks(module)}
-    whole: set[nn.Parameter] = set()
+    grads = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    whole = {each for each in module.parameters() if has_gradient_hooks(each)}
+    if session.rank == 0 and whole:
+        log.info(
+            "%d parameters stay whole on each replica: the script has hooks for their gradients", len(whole)
+        )
     seen: set[nn.Parameter] = set()
+    unlike: set[nn.Parameter] = set()
     for block in (*layers.values(), module):
-        whole |= _not_taken([each for each in block.parameters() if each not in seen])
-        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+        unlike |= _not_taken([each for each in block.parameters() if each not in seen | whole])
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole | unlike)
         seen |= set(block.parameters())  # others than before
-    unlike = [each for each in whole if each.dim()]
+    for name, grad in grads.items():
+        parameter = module.get_parameter(name)
+        parameter.grad = like(grad, parameter)
+    whole |= unlike
+    unlike = {each for each in unlike if each.dim()}
     if session.rank == 0 and unlike:
         log.info(
             "%d parameters (%.0f MiB) stay whole on each replica: they have another type than most of their layer",

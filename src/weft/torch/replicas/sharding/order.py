@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from weft.errors import DivergenceError, UsageError
+from weft.torch.pytorch.private import has_tensor_hooks
+from weft.torch.replicas.full_tensors import is_sharded
 from weft.torch.session.collectives import gather_texts
 from weft.torch.session.session import Session
 
@@ -53,6 +55,11 @@ class SharingOrder:
         """A step begins."""
         self._done.clear()
         for name, parameter in self._module.named_parameters():
+            if has_tensor_hooks(parameter) and is_sharded(parameter):
+                raise UsageError(
+                    f"{name} has a hook of the script for its gradient, which replicas that share parameters never "
+                    "call: register it before weft.DistributedModel, which then keeps the parameter whole on each"
+                )
             if parameter.requires_grad and id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(partial(self._note, f"has a gradient of {name}"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.torch.pytorch.private import has_backward_hooks, has_forward_hooks
+from weft.torch.backward.autograd import is_hooked
 from weft.torch.session.random_streams import TORCH, Streams
 from weft.torch.tensor_parallel.cuts import part_sizes
 from weft.torch.tensor_parallel.functions import FATAL
@@ -276,6 +276,6 @@ def _why_not(
 def hooked_in(model: nn.Module, name: str) -> str:
     """A module inside of another one that has hooks; empty if none has."""
     for each, module in model.named_modules():
-        if each != name and is_in(each, name) and (has_forward_hooks(module) or has_backward_hooks(module)):
+        if each != name and is_in(each, name) and is_hooked(module):
             return each.removeprefix(f"{name}.")
     return ""
