@@ -213,6 +213,31 @@ def a_hook_that_takes_gradients_before_replicas_average_them() -> None:
                 split.backward(batches()[0])
 
 
+@CHECKS.check
+def a_layer_that_is_not_wrapped() -> None:
+    """Where replicas have other samples nobody averages its gradients; elsewhere it trains as in one process."""
+    for layout, settings in layouts():
+        torch.manual_seed(1)
+        heads = [nn.Linear(WIDTH, 3).double() for _ in range(2)]
+        heads[1].load_state_dict(heads[0].state_dict())
+        alone, split = Alone(momentum), Split(settings, momentum)
+        train = step_of(lambda net, head, x: loss_of(lambda x: head(net(x)), x))
+        if weft.rdp_size() > 1:
+            with pytest.raises(UsageError, match=r"of shape \[3, 8\] outside of the model"):
+                train(split.model, heads[1], batches()[0].tensor_split(weft.rdp_size())[weft.rdp_rank()])
+            continue
+        optimizers = [momentum([*net.parameters()]) for net in (alone.net, heads[0], split.model, heads[1])]
+        for x in batches():
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            train(split.model, heads[1], x)
+            loss_of(nn.Sequential(alone.net, heads[0]), x).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        split.compare(alone, layout)
+        torch.testing.assert_close(heads[0].state_dict(), heads[1].state_dict(), rtol=0, atol=1e-12)
+
+
 def hooked(net: nn.Module, hook: Callable[[Tensor], None]) -> None:
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(hook)

@@ -18,6 +18,7 @@ from weft.torch.optimizer_steps import (
     is_part,
     parameters_of,
     refuse_norms,
+    refuse_outsiders,
     refuse_several,
     wrapper_of,
 )
@@ -53,6 +54,7 @@ def _look_at_steps() -> None:
             refuse_norms(optimizer)
         is_plain = not isinstance(optimizer, DistributedOptimizer) and wrapper_of(optimizer) is None
         if is_plain:
+            refuse_outsiders(optimizer, session)
             refuse_several(optimizer, session)
         if optimizer not in idle and _trains_nothing(session, parameters):
             idle.add(optimizer)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from weft.errors import UsageError
+from weft.torch.backward.autograd import refuse_outside
 from weft.torch.delayed_parameters import has_delayed, materialise
 from weft.torch.execution.glue import running
 from weft.torch.execution.thread_settings import (
@@ -38,7 +39,7 @@ from weft.torch.session import current
 from weft.torch.session.collectives import agree_on
 from weft.torch.session.device import device_bytes
 from weft.torch.tensor_parallel import Splits, is_cut
-from weft.torch.tensors.pytree import bytes_of, map_tensors
+from weft.torch.tensors.pytree import bytes_of, map_tensors, tensors_in
 from weft.torch.tensors.state_names import fitting, name_faults, shape_faults, shapes_of
 from weft.torch.wrappable import check_wrappable
 
@@ -232,6 +233,10 @@ class DistributedModel(nn.Module):
         ``grad_tensors``: their gradients; ``None`` stands for 1, for scalars. Gradients add up in ``.grad``.
         ``retain_graph``: another backward pass of this microbatch may go through the same graph.
         """
+        session = current.session()
+        if session.pipeline is None and session.mesh.rdp > 1 and not session.went_backward:
+            known = {id(parameter) for model in session.models for parameter in model.parameters()}
+            refuse_outside(tensors_in(tensors), known)
         scale = self.loss_scale()
         backward_taker().backward(tensors, grad_tensors, retain_graph, scale)
 

@@ -19,6 +19,7 @@ from weft.torch.optimizer_steps import (
     host_weights_of,
     on_device,
     parameters_of,
+    refuse_outsiders,
     refuse_reading,
     refuse_several,
     setting_of_cuts,
@@ -261,6 +262,7 @@ class DistributedOptimizer(Optimizer):
         for model in session.models:
             if model.reducer is not None:
                 model.reducer.refuse_unseen()
+        refuse_outsiders(self.optimizer, session)
         refuse_several(self.optimizer, session)
         shares = self.shares
         with record_outermost(session, "optimizer"):

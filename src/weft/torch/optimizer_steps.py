@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -49,6 +50,43 @@ def on_device(session: Session, weights: Sequence[Tensor], values: bool = False)
         for each in host_weights_of(session):
             stack.enter_context(each.on_device(weights, values))
         yield
+
+
+def weights_of(optimizer: Optimizer) -> list[Tensor]:
+    """The weights that an optimizer updates; in place of copies that it steps on those that they are of."""
+    wrapper = wrapper_of(optimizer)
+    if wrapper is None:
+        return parameters_of(optimizer)
+    return [weight for weight, _ in wrapper.stepped_on()]
+
+
+_outside: weakref.WeakKeyDictionary[Optimizer, tuple[int, list[Tensor]]] = weakref.WeakKeyDictionary()
+"""How many parameters an optimizer had, and those of them that were in no wrapped model."""
+
+
+def refuse_outsiders(optimizer: Optimizer, session: Session) -> None:
+    """Refuse an optimizer that updates parameters of a wrapped model together with others, where there are replicas.
+
+    Nobody averages gradients of the others.
+    """
+    if session.mesh.rdp == 1 or not session.models:
+        return
+    parameters = weights_of(optimizer)
+    count, outside = _outside.get(optimizer, (-1, []))
+    if count != len(parameters):
+        known = {id(parameter) for model in session.models for parameter in model.parameters()}
+        outside = [each for each in parameters if id(each) not in known]
+        if len(outside) == len(parameters):  # of something else than this training
+            outside = []
+        _outside[optimizer] = len(parameters), outside
+    for each in outside:
+        if each.grad is not None:
+            raise UsageError(
+                f"{type(optimizer).__name__} updates a parameter of shape {list(each.shape)} that is in no wrapped "
+                "model, so nobody averages its gradient over the replicas, and each would train its own: make it a "
+                "parameter of the module that is wrapped (one that has both the network and the loss), or wrap its "
+                "module with weft.DistributedModel, too"
+            )
 
 
 def refuse_reading(optimizer: Optimizer) -> None:
@@ -99,11 +137,8 @@ def refuse_several(optimizer: Optimizer, session: Session) -> None:
     """Refuse an optimizer that would take some weights for all of them."""
     if is_of_torch(optimizer) and updates_weights_alone(optimizer):
         return
-    wrapped: Any = wrapper_of(optimizer)
-    weights: list[Any] = (
-        parameters_of(optimizer) if wrapped is None else [weight for weight, _ in wrapped.stepped_on()]
-    )
-    weights = [weight for weight in weights if weight.requires_grad]
+    wrapped = wrapper_of(optimizer)
+    weights: list[Any] = [weight for weight in weights_of(optimizer) if weight.requires_grad]
     remedy = None
     if len({weight._weft_owner for weight in weights}) > 1:
         remedy = '"partitions": 1'

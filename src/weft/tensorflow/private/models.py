@@ -221,7 +221,7 @@ def plain_models() -> list[Any]:
     found = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
     split = [each for each in found if hasattr(each, "all_variables")]
     hidden = {id(model) for each in split for model in (each, each.module)}
-    return [each for each in found if id(each) not in hidden and each.built]
+    return [each for each in found if id(each) not in hidden and getattr(each, "built", False)]
 
 
 def is_of_keras_two(model: Any) -> bool:

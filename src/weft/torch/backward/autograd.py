@@ -182,6 +182,22 @@ def parameters_of(tensors: Sequence[Tensor], but: Collection[Any] = ()) -> list[
     return [one for one in outside if isinstance(one, nn.Parameter)]
 
 
+def refuse_outside(tensors: Sequence[Tensor], known: Collection[int] = ()) -> None:
+    """Refuse a backward pass that reaches parameters which nobody averages over replicas.
+
+    ``known``: the ids of parameters that somebody does, besides those that have an owner.
+    """
+    for found in parameters_of(tensors):
+        if (
+            id(found) not in known and found.untyped_storage().nbytes()
+        ):  # FSDP2's parameters have no memory by then
+            raise UsageError(
+                f"a trainable parameter of shape {list(found.shape)} outside of the model gets a gradient, but there "
+                "are replicas on other data, and only the model's own gradients are averaged over them: make it a "
+                "parameter of the module that is wrapped (one that has both the network and the loss)"
+            )
+
+
 def check_outside(name: str, result: Any, tensors: Sequence[Tensor]) -> None:
     """Refuse what a call on one rank has made of a trainable tensor that is none of the model's and no argument: that
     rank alone would have its gradient."""

@@ -73,10 +73,10 @@ class ContextGroup(ShardGroup):
     def uses(self, full: Tensor) -> Tensor:
         if (
             self.waits
-            and full.is_leaf
             and full.requires_grad
-            and torch.is_grad_enabled()
+            and isinstance(full, nn.Parameter)  # a tensor that stands for one passes its gradient on at once
             and unwatched(full)  # a script's hook gets the gradient of each microbatch
+            and torch.is_grad_enabled()
         ):
             result: Tensor = _Used.apply(full, self)
             return result

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from weft.errors import UsageError
 from weft.runtime.microbatch import Microbatch
-from weft.torch.backward.autograd import graph_nodes, leaf_of, parameters_of
+from weft.torch.backward.autograd import graph_nodes, leaf_of, refuse_outside
 from weft.torch.execution.value import Segment, Value
 from weft.torch.pytorch.private import version
 from weft.transport.channel import Channel, Key, Message
@@ -105,13 +105,8 @@ class Replicated:
         self._seeds.append((get_gradient_edge(tensor), grad))
 
     def _refuse_parameters(self, tensor: Tensor) -> None:
-        found = parameters_of([tensor]) if self._copies else []
-        if found:
-            raise UsageError(
-                f"a trainable parameter of shape {list(found[0].shape)} outside of the model gets a gradient, but "
-                "there are replicas on other data, and only the model's own gradients are averaged over "
-                "them: make it a parameter of the module that is wrapped (one that has both the network and the loss)"
-            )
+        if self._copies:
+            refuse_outside([tensor])
 
     def gradients(self) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where gradients enter the graph that every rank has, and these gradients, equal on every rank."""
