@@ -214,6 +214,31 @@ def a_hook_that_takes_gradients_before_replicas_average_them() -> None:
 
 
 @CHECKS.check
+def weights_that_are_tied_or_replaced_after_the_model_was_wrapped() -> None:
+    def tie(net: Any) -> None:
+        net[1][0].weight = net[0][0].weight
+
+    def replace(net: Any) -> None:
+        net[0][0].weight = nn.Parameter(torch.ones(64, WIDTH, dtype=torch.float64))
+
+    for change in (tie, replace):
+        for layout, settings in layouts():
+            alone, split = Alone(momentum), Split(settings, momentum)
+            change(alone.net)
+            change(split.model.module)
+            if layout == "shared parameters":
+                with pytest.raises(UsageError, match="was replaced, or tied to another parameter, after"):
+                    split.backward(batches()[0])
+                continue
+            alone.optimizers = [momentum([*alone.net.parameters()])]
+            split.optimizers = [weft.DistributedOptimizer(momentum([*split.model.parameters()]))]
+            for x in batches():
+                alone.step(x)
+                split.step(x)
+            split.compare(alone, layout)
+
+
+@CHECKS.check
 def a_layer_that_is_not_wrapped() -> None:
     """Where replicas have other samples nobody averages its gradients; elsewhere it trains as in one process."""
     for layout, settings in layouts():

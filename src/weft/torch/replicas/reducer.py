@@ -152,8 +152,6 @@ class Reducer:
             self.refuse_unseen()
             at_end_of_backward(self._finish_outside)
             self.begin(outside=True)
-        if self._named[number][1].grad is None:
-            self._refuse_taken(number)
         self._seen[number] += 1
         self._last_arrival[number] = self._clock
         self._clock += 1

@@ -41,6 +41,7 @@ class SharingOrder:
         self._session, self._module = session, module
         self._done: list[str] = []
         self._watched: set[int] = set()
+        self._shared = {name: is_sharded(parameter) for name, parameter in module.named_parameters()}
         for name, layer in layers.items():
             layer.register_forward_pre_hook(partial(self._note, f"calls {name}"))
         seen: set[nn.Module] = set()
@@ -54,7 +55,9 @@ class SharingOrder:
     def begin(self) -> None:
         """A step begins."""
         self._done.clear()
-        for name, parameter in self._module.named_parameters():
+        named = dict(self._module.named_parameters())
+        self._refuse_replaced(named)
+        for name, parameter in named.items():
             if has_tensor_hooks(parameter) and is_sharded(parameter):
                 raise UsageError(
                     f"{name} has a hook of the script for its gradient, which replicas that share parameters never "
@@ -63,6 +66,16 @@ class SharingOrder:
             if parameter.requires_grad and id(parameter) not in self._watched:
                 self._watched.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(partial(self._note, f"has a gradient of {name}"))
+
+    def _refuse_replaced(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Refuse parameters that FSDP2 would silently replace by those that it has."""
+        found = [*(self._shared.keys() ^ named.keys())]
+        found += [name for name, each in named.items() if self._shared.get(name) and not is_sharded(each)]
+        if found:
+            raise UsageError(
+                f"{min(found)} was replaced, or tied to another parameter, after weft.DistributedModel, which shares "
+                "parameters over the replicas (sharded_data_parallel_degree): do it before, or write values into it"
+            )
 
     def compare(self) -> None:
         """The step has ended; collective over the replicas.
