@@ -188,9 +188,8 @@ def refuse_outside(tensors: Sequence[Tensor], known: Collection[int] = ()) -> No
     ``known``: the ids of parameters that somebody does, besides those that have an owner.
     """
     for found in parameters_of(tensors):
-        if (
-            id(found) not in known and found.untyped_storage().nbytes()
-        ):  # FSDP2's parameters have no memory by then
+        # parameters of FSDP2 have no memory by then
+        if id(found) not in known and found.untyped_storage().nbytes():
             raise UsageError(
                 f"a trainable parameter of shape {list(found.shape)} outside of the model gets a gradient, but there "
                 "are replicas on other data, and only the model's own gradients are averaged over them: make it a "

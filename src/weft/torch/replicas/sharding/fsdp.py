@@ -44,10 +44,10 @@ def shard(session: Session, module: nn.Module) -> tuple[SharingOrder, frozenset[
         log.info(
             "%d parameters stay whole on each replica: the script has hooks for their gradients", len(whole)
         )
-    seen: set[nn.Parameter] = set()
+    seen = {*whole}
     unlike: set[nn.Parameter] = set()
     for block in (*layers.values(), module):
-        unlike |= _not_taken([each for each in block.parameters() if each not in seen | whole])
+        unlike |= _not_taken([each for each in block.parameters() if each not in seen])
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=whole | unlike)
         seen |= set(block.parameters())  # others than before
     for name, grad in grads.items():
